@@ -82,7 +82,7 @@ def run_schedule(
     for stage, op, m, _ in singles:
         match op:
             case Op.F:
-                x = take("F", stage, m).requires_grad_() if stage > 0 else inputs[m]
+                x = inputs[m] if stage == 0 else take("F", stage, m).requires_grad_()
                 y = modules[stage](x)
                 if stage < last:
                     slots["F", stage + 1, m] = y.detach()
@@ -93,6 +93,7 @@ def run_schedule(
             case Op.B | Op.I:
                 x, y = graphs.pop((stage, m))
                 dy = take("B", stage, m) if stage < last else None
+                # Returns the gradient of x, and a function that computes those of the weights.
                 dx, weight_half = backward_input([get_gradient_edge(y)], [dy], [x] if stage > 0 else [])
                 if stage > 0:
                     slots["B", stage - 1, m] = dx[0]

@@ -36,7 +36,8 @@ def stages(count: int) -> list[nn.Module]:
 
 def difference(plan: Schedule, rank: int) -> str:
     """Train a step with `run_schedule`, and say how this rank's gradients and loss differ from those of one process."""
-    inputs, targets = torch.randn(2, MICROBATCHES, SAMPLES, WIDTH, generator=torch.Generator().manual_seed(7))
+    random = torch.Generator().manual_seed(7)
+    inputs, targets = torch.randn(2, MICROBATCHES, SAMPLES, WIDTH, generator=random)
     whole, model = stages(plan.stages), stages(plan.stages)
     expected = mse_loss(nn.Sequential(*whole)(inputs), targets)
     expected.backward()
