@@ -130,7 +130,7 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
         1REDUCE_GRAD 1RESHARD 0UNSHARD 0B0
         0REDUCE_GRAD 0RESHARD
     """
-    # The stages of each computation.
+    # By computation: its stages, of which a pair has one or two.
     used = [tuple(dict.fromkeys(single.stage for single in action.singles)) for action in order if action.computes]
     most = max(map(len, used), default=1)
     if most > resident:
@@ -140,8 +140,8 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
     def without_repeats(stages: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(stages))
 
-    # For the end of the order and, before it, for each computation from the last to the first: the stages that are used
-    # from there on, in the order of their first use.
+    # A stack, built from the end of the order, where no stages are left. The top will be the stages that are used from
+    # the current computation on, in the order of their first use.
     upcoming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
         upcoming.append(without_repeats(stages + upcoming[-1]))

@@ -239,7 +239,11 @@ class _Inspection:
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
-        """Yield receives that would get another message than they name: messages arrive in the order sent."""
+        """Yield receives that would get another message than they name: messages arrive in the order sent.
+
+        If stage 0 sends 0SEND_F0 and then 0SEND_F1, and stage 1 receives 1RECV_F1 and then 1RECV_F0, both receives get
+        the other one's message.
+        """
         numbered, size = self.numbered, self.numbered.microbatches
         # A log lists messages in the order of a rank: from the number of a message's SEND to the index of its SEND or
         # RECV. There are two logs for each (sender, receiver).
@@ -261,15 +265,15 @@ class _Inspection:
                     log, distance = logs[entry // size]
                     log.setdefault(entry + distance, index)  # repeated messages count once
         for (source, rank), receives in received.items():
-            sends_of = sent[source, rank]
+            sends = sent[source, rank]
             # Messages that only one side has are reported as missing.
-            wanted = [message for message in receives if message in sends_of]
-            arriving = [message for message in sends_of if message in receives]
+            wanted = [message for message in receives if message in sends]
+            arriving = [message for message in sends if message in receives]
             for count, (expected, got) in enumerate(zip(wanted, arriving, strict=True), 1):
                 if expected != got:
                     why = (
                         f" would get what {numbered.action(got)} sends: messages arrive in the order sent, and that "
-                        f"one is message {count} from rank {source} (position {sends_of[got]})"
+                        f"one is message {count} from rank {source} (position {sends[got]})"
                     )
                     receive = other_end(numbered.action(expected))
                     yield self._problem(rank, receives[expected], "message", why, receive)
