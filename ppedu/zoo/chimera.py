@@ -63,11 +63,12 @@ def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """
     require_even("chimera", "ranks", ranks)
     require_even("chimera", "microbatches", microbatches)
-    slots = []
-    for first, stage in ((0, rank), (microbatches // 2, ranks - 1 - rank)):
-        for i in range(microbatches // 2):
+    half = microbatches // 2
+    slots = []  # actions, each with its slot
+    for first, stage in ((0, rank), (half, ranks - 1 - rank)):  # down, then up
+        for i in range(half):
             unit, position = divmod(i, ranks // 2)
-            start = 2 * ranks * unit + 2 * position
+            start = 2 * ranks * unit + 2 * position  # the slot in which stage 0 runs the forward
             slots.append((start + stage, F(stage, first + i)))
             slots.append((start + 2 * ranks - 1 - stage, B(stage, first + i)))
     yield from (action for _, action in sorted(slots))

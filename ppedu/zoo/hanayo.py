@@ -36,10 +36,10 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
     """
     require_even("hanayo", "chunks", chunks)
     stages = Placement.make("v", ranks, chunks).stages_of(rank)
-    slots = []
+    slots = []  # actions, each with its slot
     for group in equal_groups(ranks, microbatches):
         for m in group:
-            start = chunks * group.start + 2 * (m - group.start)
+            start = chunks * group.start + 2 * (m - group.start)  # the slot in which stage 0 runs the forward
             for stage in stages:
                 slots.append((start + stage, F(stage, m)))
                 slots.append((start + 2 * chunks * ranks - 1 - stage, B(stage, m)))
