@@ -181,8 +181,8 @@ class Costs:
         Raises:
             SettingError: The sequence does not have one entry for each stage, or an entry not one for each microbatch.
         """
-        by_microbatch = isinstance(cost, tuple) and any(isinstance(entry, tuple) for entry in cost)
-        if callable(cost) or (microbatches is None and by_microbatch):
+        varies = isinstance(cost, tuple) and any(isinstance(entry, tuple) for entry in cost)
+        if callable(cost) or (varies and microbatches is None):
             raise SettingError("costs that vary by microbatch cannot be used here; give one number for each stage")
         if not isinstance(cost, Sequence):
             share = Fraction(ranks, stages)

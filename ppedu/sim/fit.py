@@ -89,7 +89,11 @@ def _messages(timeline: Timeline) -> Iterator[tuple[Link, Any]]:
     waited for two messages at once, it is not known which one came last.
     """
     for rank, before, span, made in inputs(timeline):
-        awaited = {(source, end) for source, end in made if source != rank and (not before or before.end <= end)}
+        awaited = set()
+        for source, end in made:
+            waiting = before is None or before.end <= end
+            if source != rank and waiting:
+                awaited.add((source, end))
         if len(awaited) == 1:
             source, end = awaited.pop()
             if end <= span.start:
