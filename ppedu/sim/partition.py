@@ -106,6 +106,8 @@ def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], li
         too_heavy = before[late] - limit - 1  # for a piece that ends at `late`
         apart = before[late] - before[early]
         more = before[late] ** 2 + squares[late] - before[early] ** 2 - squares[early]
+        # With x for before[begin], `early` is better if
+        # (before[early] - x)² + squares[early] < (before[late] - x)² + squares[late], which is 2 · apart · x < more.
         if not apart:
             return before[late] if more > 0 else too_heavy
         return max(too_heavy, (more - 1) // (2 * apart))

@@ -123,7 +123,7 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
         for stop in stops:
             steady = warm < due[stop] and due[stops[0]] < cool
             if stop != stops[0] and (full or steady):
-                break
+                break  # no later action in place of the one that is due next: a W or a pause
             has_input = arrived[stop - 1] > done[stop]
             if has_input and (stop >= forwards or fits(stop, rank)):
                 return stop
