@@ -30,19 +30,20 @@ PADDING = -100  # the default of `ignore_index` in torch's losses
 class Batching:
     """How a batch is cut into microbatches, and how their losses and outputs are put together.
 
-    input_dims: the dimension to cut each input along, by the position of an argument or the name of a keyword; 0 for
-        those not named. None gives the whole tensor to every microbatch. A nested input takes nested dimensions:
-        `input_dims={0: {"tokens": 1, "mask": None}}` is for a first argument that is a dict.
-    target_dim: the same for the targets.
-    output_dim: the dimension to concatenate outputs along.
-    count: `count(targets)` → how much a microbatch counts in the mean loss, a whole number; by default the targets'
-        size along `target_dim`. If some targets are padding, count the others: `lambda y: int((y >= 0).sum())`.
-    reduction: "mean" if a microbatch's loss is the mean over its targets, "sum" if it is their sum. The batch's loss
-        and gradients are then the mean or the sum over the batch, and over all replicas: those of one process. The page
-        docs/losses.md says what to write for other losses, such as those of several heads.
-    variable_shapes: state the shapes with every activation, because they depend on the data, as where a stage drops
-        tokens. Without it, microbatches whose inputs have equal shapes must have equal shapes everywhere. It costs a
-        small message more for each activation, and receives are posted when they are needed, not before.
+    Args:
+        input_dims: the dimension to cut each input along, by the position of an argument or the name of a keyword; 0
+            for those not named. None gives the whole tensor to every microbatch. A nested input takes nested
+            dimensions: `input_dims={0: {"tokens": 1, "mask": None}}` is for a first argument that is a dict.
+        target_dim: the same for the targets.
+        output_dim: the dimension to concatenate outputs along.
+        count: `count(targets)` → how much a microbatch counts in the mean loss, a whole number; by default the targets'
+            size along `target_dim`. If some targets are padding, count the others: `lambda y: int((y >= 0).sum())`.
+        reduction: "mean" if a microbatch's loss is the mean over its targets, "sum" if it is their sum. The batch's
+            loss and gradients are then the mean or the sum over the batch, and over all replicas: those of one process.
+            The page docs/losses.md says what to write for other losses, such as those of several heads.
+        variable_shapes: state the shapes with every activation, because they depend on the data, as where a stage drops
+            tokens. Without it, microbatches whose inputs have equal shapes must have equal shapes everywhere. It costs
+            a small message more for each activation, and receives are posted when they are needed, not before.
 
     Raises:
         SettingError: a setting has the wrong type.
@@ -108,10 +109,13 @@ class Batching:
 class Batch:
     """A batch, cut into microbatches.
 
-    inputs: each microbatch's positional arguments for the first stage; empty if not given here. keywords: each
-    microbatch's keyword arguments, for every stage. targets: each microbatch's, for the loss; empty if not given here.
-    counts: how much each microbatch counts in the mean loss. sizes: each microbatch's samples; 0 where unknown.
-    stage_keywords: each microbatch's further keyword arguments for a stage, by stage.
+    Args:
+        inputs: each microbatch's positional arguments for the first stage; empty if not given here.
+        keywords: each microbatch's keyword arguments, for every stage.
+        targets: each microbatch's, for the loss; empty if not given here.
+        counts: how much each microbatch counts in the mean loss.
+        sizes: each microbatch's samples; 0 where unknown.
+        stage_keywords: each microbatch's further keyword arguments for a stage, by stage.
     """
 
     inputs: Sequence[tuple[Any, ...]]
@@ -133,10 +137,12 @@ class Batch:
     ) -> Batch:
         """Cut a whole batch into microbatches, as evenly as possible and the larger ones first.
 
-        inputs: one argument, or a tuple of arguments. Arguments, keywords and targets are tensors, or tuples, lists and
-        dicts that hold tensors at any depth. Each tensor is cut; anything else goes to every microbatch as it is.
-        A list in place of the inputs, an argument, a keyword or the targets is already cut: it has one entry for each
-        microbatch.
+        Arguments, keywords and targets are tensors, or tuples, lists and dicts that hold tensors at any depth. Each
+        tensor is cut; anything else goes to every microbatch as it is. A list in place of the inputs, an argument, a
+        keyword or the targets is already cut: it has one entry for each microbatch.
+
+        Args:
+            inputs: one argument, or a tuple of arguments.
 
         Raises:
             SettingError: a tensor cannot be cut like this, or a list does not have one entry for each microbatch.

@@ -33,8 +33,9 @@ ROUND_TRIPS = 10  # that measure the offset between two machines' clocks, or the
 class Recorder:
     """Records when a rank's actions start and end, in seconds of the machine's monotonic clock.
 
-    where: the device on which the actions run.
-    runs: False turns the clock off, because reading the time takes microseconds on some machines.
+    Args:
+        where: the device on which the actions run.
+        runs: False turns the clock off, because reading the time takes microseconds on some machines.
     """
 
     def __init__(self, where: torch.device, runs: bool = True):
@@ -77,9 +78,10 @@ class Offset(NamedTuple):
 class RankClocks:
     """The clocks of a pipeline's ranks. They are one if all ranks run on the same machine.
 
-    machines: each rank's `machine()`, once the ranks have exchanged them.
-    offset: in seconds, to add to this rank's clock to get rank 0's.
-    error: in seconds; by how much the offset of any rank may be wrong. Measured timelines are as exact as that.
+    Attributes:
+        machines: each rank's `machine()`, once the ranks have exchanged them.
+        offset: in seconds, to add to this rank's clock to get rank 0's.
+        error: in seconds; by how much the offset of any rank may be wrong. Measured timelines are as exact as that.
     """
 
     def __init__(self) -> None:
@@ -87,7 +89,11 @@ class RankClocks:
         self.offset, self.error = 0.0, 0.0
 
     def compare(self, control: Control, purpose: str) -> None:
-        """Measure `offset` and `error`. All ranks must call this. purpose: of the call, for errors."""
+        """Measure `offset` and `error`. All ranks must call this.
+
+        Args:
+            purpose: of the call, for errors.
+        """
         if len(set(self.machines)) > 1:
             with control.required_for(purpose):
                 self.offset, error = offset(control.group, self.machines, control.timeout)
@@ -97,7 +103,9 @@ class RankClocks:
 def offset(group: PipelineGroup, machines: Sequence[int], timeout: timedelta | None = None) -> Offset:
     """Return this rank's offset. All ranks must call it.
 
-    machines: each rank's `machine()`. timeout: of each message.
+    Args:
+        machines: each rank's `machine()`.
+        timeout: of each message.
     """
     found = Offset(0.0, 0.0)
     for rank in range(1, group.size):
@@ -115,7 +123,9 @@ def latency(nbytes: int = 8, group: PipelineGroup | None = None) -> dict[tuple[i
     The keys are pairs of ranks. All ranks must call it, and all get the same. One pair at a time exchanges messages; a
     message takes half of the median round trip.
 
-    nbytes: of a message, such as that of an activation. group: by default all ranks of the program.
+    Args:
+        nbytes: of a message, such as that of an activation.
+        group: by default all ranks of the program.
 
     Raises:
         SettingError: `nbytes` is not a whole number above 0.
@@ -167,7 +177,8 @@ def timeline(
 ) -> Timeline:
     """Return the recorded spans of all ranks as a Timeline in seconds, which starts at 0 with the first action.
 
-    zero: the time of the clock that the timeline calls 0, instead.
+    Args:
+        zero: the time of the clock that the timeline calls 0, instead.
     """
     if zero is None:
         zero = min(start for row in rows for _, start, _ in row[:1])

@@ -139,8 +139,11 @@ class Control:
     def fail(self, why: str, own: bool = True) -> str:
         """Let the pipeline be used no more, and the other ranks stop waiting for this one.
 
-        own: this rank has failed itself; it does not only wait for another that may have. Returns the end of an error's
-        text, which names the rank that failed first; "" if it is this one, or unknown.
+        Args:
+            own: this rank has failed itself; it does not only wait for another that may have.
+
+        Returns:
+            The end of an error's text, which names the rank that failed first; "" if it is this one, or unknown.
         """
         if self.failure:
             return ""
@@ -175,8 +178,10 @@ class Control:
     def require_none(self, problems: Sequence[str], purpose: str) -> None:
         """Raise SettingError on every rank if any rank passes `problems`. All ranks must call this.
 
-        A rank that has problems reports its own; the others name the rank that has some. purpose: what the ranks were
-        about to do, for the error of a timeout.
+        A rank that has problems reports its own; the others name the rank that has some.
+
+        Args:
+            purpose: what the ranks were about to do, for the error of a timeout.
         """
         counts = self.exchange(torch.tensor([len(problems)]), purpose).flatten().tolist()
         if problems:

@@ -51,11 +51,12 @@ def emulate(
 
     All ranks must call it.
 
-    costs: in seconds, without `links`.
-    group: the ranks of the pipeline; by default all ranks of the program.
-    steps, barrier: as in `simulate`. Without a barrier, steps are validated by the rules of `PostValidation`.
-    size: of a message in bytes; rounded up to a multiple of 8, and at least 16.
-    timeout: the seconds that a rank waits for another one.
+    Args:
+        costs: in seconds, without `links`.
+        group: the ranks of the pipeline; by default all ranks of the program.
+        steps, barrier: as in `simulate`. Without a barrier, steps are validated by the rules of `PostValidation`.
+        size: of a message in bytes; rounded up to a multiple of 8, and at least 16.
+        timeout: the seconds that a rank waits for another one.
 
     Raises:
         ScheduleError: the schedule is not legal.
@@ -191,9 +192,10 @@ class EmulatedStage(Stage):
 class TimedMessages(Messages):
     """Messages that contain the times at which the device made them and at which they were sent, by rank 0's clock.
 
-    costs: their transfer and latency are the seconds that a message takes at least.
-    offset: the seconds to add to this rank's clock to get rank 0's.
-    due: when the last message that this rank's device needed has arrived there.
+    Attributes:
+        costs: their transfer and latency are the seconds that a message takes at least.
+        offset: the seconds to add to this rank's clock to get rank 0's.
+        due: when the last message that this rank's device needed has arrived there.
     """
 
     costs = Costs(latency=0)

@@ -39,8 +39,10 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]  # from a row of numbers to th
 class HeldStage(NamedTuple):
     """A stage that several ranks hold: both ranks of a schedule with two copies of the model, or all replicas.
 
-    holders: the names of these ranks. gather: takes this rank's row of numbers and returns the rows of all holders in
-    their order, shape (holders, length); every holder must call it.
+    Args:
+        holders: the names of these ranks.
+        gather: takes this rank's row of numbers, shape (length,), and returns the rows of all holders in their order,
+            shape (holders, length); every holder must call it.
     """
 
     stage: int
@@ -301,8 +303,13 @@ class GradientSync:
     def _agree(self, names: Mapping[nn.Parameter, list[Name]], exchange: Exchange) -> list[str]:
         """Find the classes of names that stand for one weight, in agreement with the other ranks of the pipeline.
 
-        names: see `names`. A rank cannot see which parameters the stages of another rank share, so each reports its
-        own. Returns a sentence for each class that is not the same weight on this rank as on another.
+        A rank cannot see which parameters the stages of another rank share, so each reports its own.
+
+        Args:
+            names: see `names`.
+
+        Returns:
+            A sentence for each class that is not the same weight on this rank as on another.
         """
         tied = set(chain.from_iterable(self.ties))
         own = [(ends, _digest(weight)) for weight, ends in names.items() if len(ends) > 1 or not tied.isdisjoint(ends)]

@@ -22,15 +22,17 @@ from ppedu.engine.stages.split_backward import as_saved
 class Memory:
     """The bytes that a rank holds for backwards, measured in every step of a pipeline from now on, until `close`.
 
-    pipeline: this rank's. Its steps become slower, since every tensor that autograd saves is looked at.
-
     On a CPU, the bytes are those of the tensors that autograd has saved, of the inputs that recomputed stages keep,
     and of the gradients that an I keeps for its W. Memory that several of them share counts once, and that of weights,
     buffers and the batch does not count. Messages that have not arrived do not count either. On a GPU, they are all
     bytes that are allocated, less those at the start of the step: gradients and messages are among them.
 
-    after: by computing action, in order, the bytes after it in the last step.
-    peak: the most bytes at any time of the last step.
+    Args:
+        pipeline: this rank's. Its steps become slower, since every tensor that autograd saves is looked at.
+
+    Attributes:
+        after: by computing action, in order, the bytes after it in the last step.
+        peak: the most bytes at any time of the last step.
 
     Raises:
         SettingError: `pipeline` is not a Pipeline.

@@ -66,36 +66,38 @@ CLOCK_STEPS = 50  # after which the clocks of several machines are compared agai
 class Pipeline:
     """A schedule and this rank's stages, ready to run. Every rank makes one, and makes the same calls.
 
-    schedule: compute actions only, or lowered by `pp.lower`.
-    stages: the module of each stage that this rank holds, by number; see `local_stages`. They are on one device, which
-        with NCCL is torch's current GPU. A stage takes what the stage before it returns, a tensor or several, and every
-        keyword given to `step`. An output that no later stage uses gives its weights gradients of zero, where one
-        process would leave `.grad` None. Processes that compute a stage together (tensor parallelism) are in a pipeline
-        each, on the same rank of it.
-    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss. A
-        module may have buffers, but weights to train only if the last rank's stages have them, too.
-    group: the ranks of the pipeline; by default the whole world.
-    replicas: a process group of the ranks that hold the same stages in other pipelines. Gradients and losses are
-        averaged over it once a step, when a stage's last backward is done. Stages that torch's fully_shard has sharded
-        over it (all stages, each as a whole) are reduced by that, at REDUCE_GRAD. Give plain modules: a wrapper such as
-        DistributedDataParallel would average after the wrong backward, and the first call refuses it on every rank.
-        Replicas, and the two copies of a stage in a schedule such as dualpipe, must start equal. At the end of a step
-        their floating-point buffers, such as those of BatchNorm, are averaged; other buffers must agree.
-    tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
-        [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients, and so do all
-        weights that pairs join in a chain. Stages of one rank may share a parameter without a tie, unless fully_shard
-        has sharded them, which makes two parameters of it.
-    batching: how batches are cut into microbatches, and how losses and outputs are put together; see `Batching`.
-    autocast: a dtype for forwards in mixed precision, such as torch.bfloat16.
-    seed: makes random numbers in a forward, such as dropout's, depend only on it, the step, the stage and the
-        microbatch, and so neither on the schedule nor on the ranks. Steps are counted in `steps`, which you set when
-        training resumes.
-    optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end of
-        a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the inputs,
-        or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises an error
-        instead of training its batch; call it again.
-    timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
-    debug: state in each message what it is, and detect tensors that are written to after they were sent.
+    Args:
+        schedule: compute actions only, or lowered by `pp.lower`.
+        stages: the module of each stage that this rank holds, by number; see `local_stages`. They are on one device,
+            which with NCCL is torch's current GPU. A stage takes what the stage before it returns, a tensor or several,
+            and every keyword given to `step`. An output that no later stage uses gives its weights gradients of zero,
+            where one process would leave `.grad` None. Processes that compute a stage together (tensor parallelism) are
+            in a pipeline each, on the same rank of it.
+        loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the
+            loss. A module may have buffers, but weights to train only if the last rank's stages have them, too.
+        group: the ranks of the pipeline; by default the whole world.
+        replicas: a process group of the ranks that hold the same stages in other pipelines. Gradients and losses are
+            averaged over it once a step, when a stage's last backward is done. Stages that torch's fully_shard has
+            sharded over it (all stages, each as a whole) are reduced by that, at REDUCE_GRAD. Give plain modules: a
+            wrapper such as DistributedDataParallel would average after the wrong backward, and the first call refuses
+            it on every rank. Replicas, and the two copies of a stage in a schedule such as dualpipe, must start equal.
+            At the end of a step their floating-point buffers, such as those of BatchNorm, are averaged; other buffers
+            must agree.
+        tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
+            [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients, and so do
+            all weights that pairs join in a chain. Stages of one rank may share a parameter without a tie, unless
+            fully_shard has sharded them, which makes two parameters of it.
+        batching: how batches are cut into microbatches, and how losses and outputs are put together; see `Batching`.
+        autocast: a dtype for forwards in mixed precision, such as torch.bfloat16.
+        seed: makes random numbers in a forward, such as dropout's, depend only on it, the step, the stage and the
+            microbatch, and so neither on the schedule nor on the ranks. Steps are counted in `steps`, which you set
+            when training resumes.
+        optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end
+            of a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the
+            inputs, or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises
+            an error instead of training its batch; call it again.
+        timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
+        debug: state in each message what it is, and detect tensors that are written to after they were sent.
 
     Raises:
         ScheduleError: the schedule is not legal.
@@ -202,14 +204,18 @@ class Pipeline:
     ) -> Any:
         """Run the schedule on a batch: add the gradients to `.grad`, and return the batch's loss on every rank.
 
-        inputs: for the first stage. targets: for the loss. keywords: for every stage. `Batch.cut` cuts them into
-        microbatches: tensors, and tuples and dicts of tensors, along their samples; a list has one entry for each
-        microbatch. Ranks without the first stage may omit the inputs, ranks without the last stage the targets.
-        stage_kwargs: more keywords, for single stages: `stage_kwargs={3: {"mask": mask}}`.
-        loss_kwargs: keywords for `loss_fn`, the same for each microbatch.
-        loss_scale: multiplies the loss for the backwards, so that small gradients do not vanish in float16. At the end,
-            gradients are divided by it; where they have overflowed, they are infinite or NaN. See `LossScale`.
-        outputs: return (loss, outputs) instead, with the outputs that `forward` returns.
+        `Batch.cut` cuts inputs, targets and keywords into microbatches: tensors, and tuples and dicts of tensors, along
+        their samples; a list has one entry for each microbatch.
+
+        Args:
+            inputs: for the first stage. Ranks without it may omit them.
+            targets: for the loss. Ranks without the last stage may omit them.
+            keywords: for every stage.
+            stage_kwargs: more keywords, for single stages: `stage_kwargs={3: {"mask": mask}}`.
+            loss_kwargs: keywords for `loss_fn`, the same for each microbatch.
+            loss_scale: multiplies the loss for the backwards, so that small gradients do not vanish in float16. At the
+                end, gradients are divided by it; where they have overflowed, they are infinite or NaN. See `LossScale`.
+            outputs: return (loss, outputs) instead, with the outputs that `forward` returns.
 
         Raises:
             SettingError: the batch cannot be cut into the schedule's microbatches. On the first call, on every rank: a

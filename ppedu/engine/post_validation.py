@@ -36,9 +36,6 @@ from ppedu.engine.results import Results
 class PostValidation:
     """How a pipeline steps the optimizer itself, without a barrier at the end of a step.
 
-    optimizer: of this rank's weights. The pipeline calls its `step` and clears the gradients.
-    max_norm: of all gradients together; None for no clipping.
-
     The optimizer must have all weights of the rank's stages that are trained. For the time of a step, a rank keeps a
     copy of weights, buffers, gradients and the optimizer's state: with Adam in fp32, 16 bytes for each weight.
 
@@ -49,6 +46,10 @@ class PostValidation:
     Between two calls, weights and buffers are those of a step that may be taken back. Call `flush` before you use or
     change them: the next call raises an error if weights were changed without it, other than through `.data`. Hooks of
     the optimizer run twice for a step that is clipped, and once for a step that is taken back.
+
+    Args:
+        optimizer: of this rank's weights. The pipeline calls its `step` and clears the gradients.
+        max_norm: of all gradients together; None for no clipping.
 
     Raises:
         SettingError: the optimizer is not one of torch, or max_norm is not a number above 0.
@@ -117,7 +118,8 @@ class Validation:
     def settle(self) -> tuple[Results, bool]:
         """Wait for all ranks' results, and correct the step if it was wrong. All ranks of all replicas decide alike.
 
-        Returns the results, and whether the weights were wrong, so that forwards that used them must run again.
+        Returns:
+            The results, and whether the weights were wrong, so that forwards that used them must run again.
         """
         assert self.pending
         arrives, schedule, before = self.pending

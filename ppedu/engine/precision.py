@@ -19,8 +19,11 @@ class LossScale:
         if scale.update(pipe.clip_grad_norm(1.0)):
             optimizer.step()
 
-    value: at the start. every: the number of steps in a row without an overflow after which it is doubled. The defaults
-    are those of torch.amp.GradScaler.
+    The defaults are those of torch.amp.GradScaler.
+
+    Args:
+        value: at the start.
+        every: the number of steps in a row without an overflow after which it is doubled.
 
     Raises:
         SettingError: the value is not a number above 0, or `every` is not a whole number above 0.

@@ -16,9 +16,11 @@ FORWARD = {Op.F, Op.SEND_F, Op.RECV_F}
 class Instruction(NamedTuple):
     """One action of a rank's order, with all that is known about it before a step.
 
-    ops: its own and its parts'. receives: the messages that a computing action waits for, as their RECV actions.
-    ahead: the RECV actions that may be posted before a computing action, ahead of their places in the order.
-    completes: the stages whose gradients are complete after it.
+    Args:
+        ops: its own and its parts'.
+        receives: the messages that a computing action waits for, as their RECV actions.
+        ahead: the RECV actions that may be posted before a computing action, ahead of their places in the order.
+        completes: the stages whose gradients are complete after it.
     """
 
     action: Action

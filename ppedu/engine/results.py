@@ -24,9 +24,12 @@ class Results(NamedTuple):
     """The losses and times of a step, on all ranks.
 
     Attributes:
-        loss: of the batch, the mean over all replicas; not finite if any microbatch's loss in any replica is not.
-        losses: of each microbatch of this replica. Both are float64 if a stage's losses are, and fp32 if not.
-        times: each action's start and end on rank 0's clock, a row per rank.
+        loss: of the batch, the mean over all replicas, a scalar; not finite if any microbatch's loss in any replica is
+            not.
+        losses: of each microbatch of this replica, shape (microbatches,). Both are float64 if a stage's losses are, and
+            fp32 if not.
+        times: each action's start and end on rank 0's clock, shape (ranks, 2 · actions of the busiest rank). The rows
+            of other ranks end with zeros.
         norm: of all gradients, before clipping; 0 if it was not needed.
     """
 
@@ -50,7 +53,8 @@ class Results(NamedTuple):
     def require_finite(self, counted: bool = True) -> None:
         """Raise PipelineError unless all losses and the norm are finite.
 
-        counted: the user counts the targets; see `Batching`.
+        Args:
+            counted: the user counts the targets; see `Batching`.
         """
         losses = self.losses.tolist()
         for m, loss in enumerate(losses):

@@ -29,7 +29,8 @@ WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how a rank stores the weights 
 def storage(modules: Mapping[int, nn.Module]) -> list[int]:
     """Return one stage for each way of storing weights (WHOLE, SHARDED, IN_PARTS, WRAPPED), -1 for a way not in use.
 
-    modules: all stages of the rank, by number. Those without trainable weights do not count.
+    Args:
+        modules: all stages of the rank, by number. Those without trainable weights do not count.
     """
     found = [-1, -1, -1, -1]
     for stage, module in modules.items():
@@ -45,7 +46,8 @@ def storage(modules: Mapping[int, nn.Module]) -> list[int]:
 def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
     """Return whether the stages of a pipeline are sharded.
 
-    rows: what `storage` returns on each rank.
+    Args:
+        rows: what `storage` returns on each rank.
 
     Raises:
         SettingError: a stage is in a wrapper that synchronizes after the wrong backward; only parts of a stage are
@@ -75,10 +77,11 @@ def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
 class Shards:
     """Gathers, frees and reduces the sharded stages of one rank, when the schedule requires it and at no other time.
 
-    modules: all stages of the rank, by number. In sharded ones, fully_shard no longer acts by itself.
-
     Until `reduce_grad`, gradients are not sharded, and are this replica's own. The timeout for other replicas is that
     of their mesh's process group.
+
+    Args:
+        modules: all stages of the rank, by number. In sharded ones, fully_shard no longer acts by itself.
 
     Raises:
         PipelineError: a stage is sharded, and this release of PyTorch is too old for that.
@@ -198,7 +201,8 @@ class Shards:
 def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) -> list[Any]:
     """Return the modules in `module`, itself first, that are instances of one of these classes.
 
-    kinds: each class as the name of its module and its own name, such as ("torch.nn.parallel", "DataParallel").
+    Args:
+        kinds: each class as the name of its module and its own name, such as ("torch.nn.parallel", "DataParallel").
     """
     # These classes take long to import. As long as they are not imported, they have no instances.
     known = tuple(getattr(sys.modules[place], name) for place, name in kinds if place in sys.modules)

@@ -33,12 +33,15 @@ meetings: Counter[tuple[str, str]] = Counter()  # by purpose and group; pipeline
 def sound(groups: Sequence[dist.ProcessGroup], name: str, own: bool) -> str:
     """End the waits of the other ranks, whose connections to this one close; return the rank that failed first.
 
-    Returns "" if no rank has stated one. With NCCL, whose waits are in the GPU's queue, only note which rank that is.
+    With NCCL, whose waits are in the GPU's queue, only note which rank that is.
 
     Args:
         groups: those of the pipeline and of its replicas; empty if this rank is alone.
         name: of this rank, in errors.
         own: the failure is this rank's own, not one of a message from or to another rank, which may have died.
+
+    Returns:
+        The name of the rank that failed first; "" if no rank has stated one.
     """
     first = _answer(STORE_SECONDS, partial(_first, groups, name if own else "")) or (name if own else "")
     for group in groups:

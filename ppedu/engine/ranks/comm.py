@@ -44,11 +44,12 @@ LOST = re.compile("[Cc]onnection|[Bb]roken pipe|[Ss]ocket|[Rr]emote (process|wor
 class PipelineGroup:
     """This process's place in a pipeline: `rank` of `size` ranks, numbered in the order of the stages.
 
-    process_group: the torch process group through which these ranks communicate; None for the default group.
-    device: where messages must lie: by default this rank's current GPU if the group sends from GPUs (NCCL), else the
-        CPU. gloo sends from GPUs through the host's memory anyway.
-
     Functions that take a `group` use `PipelineGroup.world()` by default: all ranks of the program, in order.
+
+    Args:
+        process_group: the torch process group through which these ranks communicate; None for the default group.
+        device: where messages must lie: by default this rank's current GPU if the group sends from GPUs (NCCL), else
+            the CPU. gloo sends from GPUs through the host's memory anyway.
 
     Raises:
         SettingError: `rank` is not below `size`, or is not this process's rank in its process group.
@@ -189,14 +190,16 @@ def communicate(
 ) -> torch.Tensor | None:
     """Send a tensor to a neighboring rank or receive one from it; return once that is done.
 
-    operation: "recv_forward" (from the rank before), "send_forward" (to the rank after), "recv_backward"
-        (from the rank after) or "send_backward" (to the rank before).
-    tensor: the tensor to send.
-    shapes, dtype: of the tensor to receive; the dtype is torch's default dtype if not given.
-    device: for the received tensor; by default `group.device`.
+    Args:
+        operation: "recv_forward" (from the rank before), "send_forward" (to the rank after), "recv_backward" (from the
+            rank after) or "send_backward" (to the rank before).
+        tensor: the tensor to send.
+        shapes, dtype: of the tensor to receive; the dtype is torch's default dtype if not given.
+        device: for the received tensor; by default `group.device`.
 
-    Returns the received tensor. An activation requires grad: it is a leaf, in whose `.grad` a backward leaves the
-    gradient. Returns None for a send, and where there is no neighbor: before the first rank and after the last one.
+    Returns:
+        The received tensor. An activation requires grad: it is a leaf, in whose `.grad` a backward leaves the
+        gradient. None for a send, and where there is no neighbor: before the first rank and after the last one.
 
     Raises:
         SettingError: the operation is unknown, or it lacks the tensor or the shape that it needs.
@@ -215,7 +218,9 @@ def bidirectional_communicate(
 ) -> torch.Tensor | None:
     """Send to a neighboring rank and receive from it at the same time, so that neither rank waits for the other.
 
-    operation: "send_fwd_recv_bwd" (with the rank after) or "send_bwd_recv_fwd" (with the rank before).
+    Args:
+        operation: "send_fwd_recv_bwd" (with the rank after) or "send_bwd_recv_fwd" (with the rank before).
+
     The other arguments, the result and the errors are those of `communicate`.
     """
     return _exchange(BOTH_WAYS, operation, send_tensor, recv_shapes, dtype, device, group)
@@ -277,7 +282,8 @@ def start_swap(
 ) -> list[dist.Work]:
     """Start to send `outgoing` to rank `peer` of the group and to receive `incoming` from it; skip either if None.
 
-    Returns the requests to wait for.
+    Returns:
+        The requests to wait for.
 
     Raises:
         RuntimeError: the peer is gone.
@@ -329,8 +335,9 @@ def decode_layout(numbers: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]
 def side_by_side(group: PipelineGroup, replicas: int) -> tuple[PipelineGroup, dist.ProcessGroup | None]:
     """Divide a group into `replicas` pipelines of consecutive ranks.
 
-    Returns this rank's pipeline, and the process group of the ranks with the same stages in all replicas (None if there
-    is one replica).
+    Returns:
+        This rank's pipeline, and the process group of the ranks with the same stages in all replicas (None if there is
+        one replica).
     """
     if replicas == 1:
         return group, None

@@ -283,7 +283,9 @@ class Messages:
     ) -> list[Layout]:
         """Return the layouts of the first message of a kind. Raise CommunicationError if those of a later one differ.
 
-        found: the layouts of this message. expected: see `_expected`.
+        Args:
+            found: the layouts of this message.
+            expected: see `_expected`.
         """
         if found == expected:
             return expected

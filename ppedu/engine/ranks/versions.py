@@ -196,7 +196,8 @@ def offset_of(slice_here: Any) -> tuple[int, ...]:
 def checkpoint_function(name: str, group: dist.ProcessGroup | None) -> Callable[..., None]:
     """Return torch's function that saves or loads checkpoints, for all ranks of a group, or for this rank alone.
 
-    name: "save" or "load".
+    Args:
+        name: "save" or "load".
     """
     from torch.distributed import checkpoint
 

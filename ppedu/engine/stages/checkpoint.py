@@ -66,22 +66,23 @@ class _Writer(checkpoint.FileSystemWriter):
 class Checkpoints:
     """The checkpoints of a training run.
 
-    folder: a folder that all ranks can access. The first `load` or `save` locks it, until this object is freed or its
-        process ends.
-    modules: this rank's stages by number, as `Pipeline` takes them. If two stages have a name in common, all names in
-        the checkpoint begin with the stage, as in `stages.3.linear.weight`, and training resumes with the same stages,
-        on any ranks. If not, names are those of the whole model, as in the stages that `cut` makes, and training
-        resumes with other stages, too. Or modules without numbers, whose names are those of the whole model.
-        If several ranks hold a weight, it must be equal on all of them; one of them writes it.
-    optimizer: its state is saved, tensors and numbers of each weight; the settings in its `param_groups`, such as the
-        learning rate, are not.
-    model: the settings that must stay the same when training resumes, such as the model's sizes, as JSON values.
-    group: all ranks that train; by default all ranks of the program.
-    states: what else training needs to resume, by name, such as {"loss scale": LossScale()}: objects with `state_dict`
-        and `load_state_dict`, whose state consists of JSON values and is the same on all ranks.
-
     Random numbers such as dropout's are those of a training without interruption if `Pipeline` has a seed and learns
     the number of the next step: set `pipe.steps = len(losses)` after `load`.
+
+    Args:
+        folder: a folder that all ranks can access. The first `load` or `save` locks it, until this object is freed or
+            its process ends.
+        modules: this rank's stages by number, as `Pipeline` takes them. If two stages have a name in common, all names
+            in the checkpoint begin with the stage, as in `stages.3.linear.weight`, and training resumes with the same
+            stages, on any ranks. If not, names are those of the whole model, as in the stages that `cut` makes, and
+            training resumes with other stages, too. Or modules without numbers, whose names are those of the whole
+            model. If several ranks hold a weight, it must be equal on all of them; one of them writes it.
+        optimizer: its state is saved, tensors and numbers of each weight; the settings in its `param_groups`, such as
+            the learning rate, are not.
+        model: the settings that must stay the same when training resumes, such as the model's sizes, as JSON values.
+        group: all ranks that train; by default all ranks of the program.
+        states: what else training needs to resume, by name, such as {"loss scale": LossScale()}: objects with
+            `state_dict` and `load_state_dict`, whose state consists of JSON values and is the same on all ranks.
 
     Raises:
         SettingError: the optimizer steps a weight that is in none of the modules' state dicts, or a module has state
@@ -258,7 +259,8 @@ class Checkpoints:
     def _values(self, dicts: Sequence[Values] | None = None) -> Values:
         """Return the values of a checkpoint by name: weights, buffers and optimizer state. torch loads in place.
 
-        dicts: the modules' state dicts, if the caller needs them, too.
+        Args:
+            dicts: the modules' state dicts, if the caller needs them, too.
         """
         dicts = dicts or [module.state_dict() for _, module in self._modules]
         pairs = zip(self._prefixes, dicts, strict=True)
@@ -325,7 +327,8 @@ class Checkpoints:
     def _require_listed(self, path: Path, listed: Mapping[str, Any], values: Values) -> None:
         """Raise PipelineError on all ranks unless a checkpoint holds exactly their values. All ranks must call it.
 
-        listed: the values in the checkpoint.
+        Args:
+            listed: the values in the checkpoint.
         """
         wrong = []
         for name, value in values.items():

@@ -34,9 +34,10 @@ def count(
     attention of `scaled_dot_product_attention` counts in full, also its masked half, and saves what the fastest kernel
     of the device does.
 
-    module: A chain of pieces, as `ppedu.engine.stages.cut` takes it.
-    loss_fn: Takes the model's output alone; its bytes count to the last piece, as logits. By default, for a chain with
-        modules before and after its layers, the cross-entropy in fp32.
+    Args:
+        module: A chain of pieces, as `ppedu.engine.stages.cut` takes it.
+        loss_fn: Takes the model's output alone; its bytes count to the last piece, as logits. By default, for a chain
+            with modules before and after its layers, the cross-entropy in fp32.
 
     Raises:
         SettingError: The model is not such a chain, or cannot run with the example.

@@ -26,8 +26,9 @@ BY_HAND = "write the stages by hand, each an nn.Module that takes what the one b
 class Chain:
     """The modules of a model whose forward calls one after the other.
 
-    begin, end: Modules before and after the layers, such as the embedding, and the last norm and the head.
-    rotary: Computes the keyword `position_embeddings` of each layer from the positions.
+    Args:
+        begin, end: Modules before and after the layers, such as the embedding, and the last norm and the head.
+        rotary: Computes the keyword `position_embeddings` of each layer from the positions.
     """
 
     begin: dict[str, nn.Module]
@@ -102,14 +103,15 @@ def cut(
       Llama's (`LlamaForCausalLM`), whose layers get rotary embeddings as a keyword. Sequences must not be padded,
       since masks are not passed on. The pieces are the modules before the layers, each layer, and the modules after.
 
-    costs: One number for each piece, such as its time: the pieces are cut so that the heaviest stage is as light as
-        possible. Or the pieces of each stage, such as `Choice.partition` of a plan. By default, the layers are divided
-        evenly.
-    example: An input of the model, such as a batch of one short sequence. The third kind needs it, and so does a
-        subclass with a forward of its own: in training and in evaluation, the stages must return what the model
-        returns, bit for bit, computed from the same weights.
-
     Stages on different ranks must not share a weight, which would get only a part of its gradient on each of them.
+
+    Args:
+        costs: One number for each piece, such as its time: the pieces are cut so that the heaviest stage is as light as
+            possible. Or the pieces of each stage, such as `Choice.partition` of a plan. By default, the layers are
+            divided evenly.
+        example: An input of the model, such as a batch of one short sequence. The third kind needs it, and so does a
+            subclass with a forward of its own: in training and in evaluation, the stages must return what the model
+            returns, bit for bit, computed from the same weights.
 
     Raises:
         SettingError: The model is not of these kinds, its forward is not such a chain, it has weights, buffers or hooks

@@ -35,10 +35,11 @@ EdgeGrads = list[tuple[GradientEdge, torch.Tensor]]  # places in the graph, each
 class Joint(NamedTuple):
     """A node of the main path at which weights join it.
 
-    entries: the edges through which gradients arrive at the node.
-    weights: the weights that join the main path only here.
-    edges: one to each weight that joins at other nodes as well, each time through a node in between, such as a
-        transpose.
+    Args:
+        entries: the edges through which gradients arrive at the node.
+        weights: the weights that join the main path only here.
+        edges: one to each weight that joins at other nodes as well, each time through a node in between, such as a
+            transpose.
     """
 
     entries: list[GradientEdge]
@@ -51,14 +52,15 @@ def backward_input(
 ) -> tuple[list[torch.Tensor], Callable[[], None]]:
     """Return the gradients of `inputs`, and a function that adds the weights' gradients to `.grad`; call it once.
 
-    outputs: the edges through which `grads`, the gradients of the stage's outputs, enter its graph.
-    inputs: leaves that require grad. If the list is empty, no rank is waiting for a gradient, and the returned
-        function runs the whole backward.
-
     Some weights cannot wait, because deferring them would compute something twice. Their gradients are computed at
     once, and the function only adds them. These are weights that are used in several places or are outputs
     themselves; weights of a node that always computes both gradients (a custom autograd function, a fused LSTM); and
     weights of a node whose saved tensors are made on demand (a checkpointed block, which is thus recomputed once).
+
+    Args:
+        outputs: the edges through which `grads`, the gradients of the stage's outputs, enter its graph.
+        inputs: leaves that require grad. If the list is empty, no rank is waiting for a gradient, and the returned
+            function runs the whole backward.
     """
     if not outputs:  # all weights are frozen, and no output depends on an input that requires grad
         return [torch.zeros_like(x) for x in inputs], lambda: None
@@ -80,8 +82,9 @@ def backward_input(
 def _backward_weight(joints: list[tuple[Joint, EdgeGrads]], computed: EdgeGrads) -> None:
     """Run W: add the weights' gradients to `.grad`.
 
-    joints: the nodes at which weights join the main path, each with the gradients that I kept there.
-    computed: gradients that I has computed already.
+    Args:
+        joints: the nodes at which weights join the main path, each with the gradients that I kept there.
+        computed: gradients that I has computed already.
     """
     parts: EdgeGrads = []  # of weights with several joints: backpropagated together, so that autograd sums them
     while joints:  # popping a joint frees the part of the graph that only it needs
@@ -138,8 +141,9 @@ class Graph:
 def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[list[Joint], list[GradientEdge], bool]:
     """Find where weights join the main path from `outputs` to `inputs`.
 
-    Returns the joints in the order in which a backward visits them, the edges of the weights that cannot wait, and
-    whether the graph contains a reentrant checkpoint.
+    Returns:
+        The joints in the order in which a backward visits them, the edges of the weights that cannot wait, and whether
+        the graph contains a reentrant checkpoint.
     """
     graph = Graph(outputs)
     users = graph.users

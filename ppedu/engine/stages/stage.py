@@ -27,11 +27,13 @@ Tensors = torch.Tensor | Sequence[torch.Tensor]
 class Stage:
     """One stage of a pipeline.
 
-    module: takes one or more tensors and returns a tensor or a tuple of tensors.
-    index: the number of the stage, from 0.
-    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Only for the last stage.
-    recompute: keep only the input of each microbatch, and run its forward again at the start of its backward, with the
-        same random numbers (activation checkpointing, arXiv 1604.06174). Buffers such as BatchNorm's are updated twice.
+    Args:
+        module: takes one or more tensors and returns a tensor or a tuple of tensors.
+        index: the number of the stage, from 0.
+        loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Only for the last stage.
+        recompute: keep only the input of each microbatch, and run its forward again at the start of its backward, with
+            the same random numbers (activation checkpointing, arXiv 1604.06174). Buffers such as BatchNorm's are
+            updated twice.
 
     Raises:
         SettingError: `module` is not a torch.nn.Module.
@@ -60,14 +62,15 @@ class Stage:
     ) -> None:
         """Start a step on these microbatches.
 
-        inputs, targets: one entry per microbatch. A stage other than the first or the last ignores them.
-        loss_weights: by which each microbatch's loss is multiplied in the batch's loss; 1/m each by default.
-        loss_kwargs: keyword arguments for `loss_fn`.
-        loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
-        loss_fn: the loss of this step, instead of the stage's own.
-        outputs: keep the module's output of every microbatch in `outputs`.
-        timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if the
-            caller does both.
+        Args:
+            inputs, targets: one entry per microbatch. A stage other than the first or the last ignores them.
+            loss_weights: by which each microbatch's loss is multiplied in the batch's loss; 1/m each by default.
+            loss_kwargs: keyword arguments for `loss_fn`.
+            loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
+            loss_fn: the loss of this step, instead of the stage's own.
+            outputs: keep the module's output of every microbatch in `outputs`.
+            timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if
+                the caller does both.
         """
         self.inputs, self.targets = inputs, targets
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
@@ -95,10 +98,11 @@ class Stage:
     def forward(self, microbatch: int, x: Tensors | None = None, **keywords: Any) -> Any:
         """Return the stage's output for a microbatch; on the last stage, its loss times its weight.
 
-        x: the output of the stage before; None on the first stage, which reads `inputs`.
-        keywords: keyword arguments for the module.
-
         As the losses are weighted, the gradients of all microbatches add up to those of the batch.
+
+        Args:
+            x: the output of the stage before; None on the first stage, which reads `inputs`.
+            keywords: keyword arguments for the module.
 
         Raises:
             PipelineError: the module changes its input or a keyword in place, or loss_fn its target or an output that
@@ -144,10 +148,12 @@ class Stage:
     def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
 
-        dy: the gradient of the output, a tuple if there are several outputs, with an entry for each that requires
-            grad; None on the last stage.
+        Args:
+            dy: the gradient of the output, in its shape; a tuple if there are several outputs, with an entry for each
+                that requires grad; None on the last stage.
 
-        Returns a tuple if several inputs require grad, None on the first stage.
+        Returns:
+            The gradient, in the shape of the input; a tuple if several inputs require grad, None on the first stage.
 
         Raises:
             PipelineError: dy has other than one gradient for each output that requires grad; or as `require_learning`.
@@ -187,9 +193,12 @@ class Stage:
         return [*self.again.values(), *self.weight_halves.values()]
 
     def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool) -> Any:
-        """Return the module's output. received: the inputs are those of another stage.
+        """Return the module's output.
 
         What is used elsewhere or again must not be changed: the caller's batch, and with `recompute` any input.
+
+        Args:
+            received: the inputs are those of another stage.
         """
         if self._clones_input:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
