@@ -53,8 +53,11 @@ def serve(descriptor: int) -> NoReturn:
 def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) -> None:
     """Run one job with torchrun on the ranks of this node, and report their start and end on `control`.
 
-    job_file: the memory file with the job, see `launcher`. pipes: by local rank, where its output goes; closed at the
-    end. If `control` closes meanwhile, kill all ranks and return.
+    If `control` closes meanwhile, kill all ranks and return.
+
+    Args:
+        job_file: the memory file with the job, see `launcher`.
+        pipes: by local rank, where its output goes; closed at the end.
     """
     job = read_job(job_file)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -33,9 +33,14 @@ def torchrun_environment(
 
     The launcher adds the variables that differ between ranks, such as RANK.
 
-    ranks: of all machines. port, address: MASTER_PORT and MASTER_ADDR. interface: the network interface for messages.
-    local: the ranks on this machine, by default all. group: this machine's number. groups: the number of machines.
-    run: the ID of the run, the same on all machines.
+    Args:
+        ranks: of all machines.
+        port, address: MASTER_PORT and MASTER_ADDR.
+        interface: the network interface for messages.
+        local: the ranks on this machine, by default all.
+        group: this machine's number.
+        groups: the number of machines.
+        run: the ID of the run, the same on all machines.
     """
     return {
         **ONE_THREAD,

@@ -32,10 +32,11 @@ LIVE_INTERVAL = 0.2  # seconds between two states, except before the last one
 def give_back(value: Any) -> None:
     """Pass a value to the notebook, where it is `results[rank]` once the cell has ended.
 
-    value: anything that can be pickled, such as numbers, lists, tensors and Timelines, but no instance of a class that
-        the cell itself defines. A later call replaces the value.
-
     Does nothing in a program that was not started by a `%%torchrun` cell.
+
+    Args:
+        value: anything that can be pickled, such as numbers, lists, tensors and Timelines, but no instance of a class
+            that the cell itself defines. A later call replaces the value.
 
     Raises:
         SettingError: the value cannot be pickled.
@@ -61,10 +62,13 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
             losses.append(pipeline.step(inputs, targets).item())
             pp.show_live(losses, pipeline.timeline, steps)
 
-    losses: one number for each step so far. timeline: of the last step. steps: the total number of steps.
-
     All ranks may call it; only the call on rank 0 has an effect. Does nothing in a program that was not started by a
     cell.
+
+    Args:
+        losses: one number for each step so far.
+        timeline: of the last step.
+        steps: the total number of steps.
 
     Raises:
         SettingError: an argument has a wrong type, or there is no loss yet.
@@ -91,7 +95,10 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
 def read_results(folder: Path, ranks: int) -> list[Any] | None:
     """Return a list with the value that each rank has passed to `give_back`, or None if no rank has called it.
 
-    folder: the run's. For a rank that has not called it, the list holds None.
+    For a rank that has not called it, the list holds None.
+
+    Args:
+        folder: the run's.
 
     Raises:
         PipelineError: a value cannot be unpickled here.
@@ -192,7 +199,8 @@ def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
 def pickled(value: Any, name: str, origin: str) -> bytes:
     """Return the pickled value.
 
-    name, origin: what the value is and where it was made, such as "--in net" and "the notebook", for the error.
+    Args:
+        name, origin: what the value is and where it was made, such as "--in net" and "the notebook", for the error.
 
     Raises:
         SettingError: the value cannot be pickled, or contains a class or function that its origin itself defines.

@@ -19,8 +19,11 @@ DEAD_PEER = re.compile("[Cc]onnection (closed|reset|refused)|remote worker crash
 def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path, hosts: Mapping[int, str] = NOWHERE) -> str:
     """Return the message that explains a failed run: the root cause with its traceback, and who failed afterwards.
 
-    failed: by rank, its exit status and the time at which it was reported. ranks: the number of ranks. folder: the
-        run's, with the reports of the ranks. hosts: by rank, the host of one that does not run on this machine.
+    Args:
+        failed: by rank, its exit status and the time at which it was reported.
+        ranks: the number of ranks.
+        folder: the run's, with the reports of the ranks.
+        hosts: by rank, the host of one that does not run on this machine.
     """
     read = ((rank, _read(folder / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
     reports = sorted((report["time"], rank, report["text"]) for rank, report in read if report)
@@ -47,7 +50,11 @@ def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path, host
 
 
 def describe_status(status: int) -> str:
-    """Describe how a process ended. status: its exit code, or the negative number of the signal that killed it."""
+    """Describe how a process ended.
+
+    Args:
+        status: its exit code, or the negative number of the signal that killed it.
+    """
     names = {number.value: number.name for number in signal.Signals}
     if status >= 0:
         return f"exited with code {status}"
@@ -57,7 +64,9 @@ def describe_status(status: int) -> str:
 def read_location(rank: int, folder: Path, program: str) -> Location:
     """Return where a rank is: as it has reported, or otherwise as the Python stack in its `.stack` file shows.
 
-    folder: the run's, with the reports. program: the file that the ranks run.
+    Args:
+        folder: the run's, with the reports.
+        program: the file that the ranks run.
     """
     types = {"line": int, "source": str, "doing": str, "kind": str, "peer": (int, type(None))}
     if report := _read(folder / f"{rank}.location", **types):
@@ -75,7 +84,8 @@ def read_location(rank: int, folder: Path, program: str) -> Location:
 def _read(file: Path, **types: Any) -> dict[str, Any]:
     """Return the report in a JSON file, {} if the file is missing or damaged: the rank's program can write to it, too.
 
-    types: the name and type of each value in the report. Other values are left out.
+    Args:
+        types: the name and type of each value in the report. Other values are left out.
     """
     try:
         report = json.loads(file.read_bytes())

@@ -28,9 +28,10 @@ COLLECTIVE = re.compile(
 class Location(NamedTuple):
     """Where a rank is, and what it waits for.
 
-    line, source: the line of the program; 0 and a description if the rank runs no line of the program. `source` is None
-        if the rank did not answer.
-    doing, kind, peer: see `Wait`; `kind` is "" for a rank that does not wait for another rank.
+    Args:
+        line, source: the line of the program; 0 and a description if the rank runs no line of the program. `source` is
+            None if the rank did not answer.
+        doing, kind, peer: see `Wait`; `kind` is "" for a rank that does not wait for another rank.
     """
 
     rank: int
@@ -65,7 +66,9 @@ def named(rank: int, hosts: Mapping[int, str]) -> str:
 def describe_hang(locations: Sequence[Location], ended: Collection[int], hosts: Mapping[int, str] = NOWHERE) -> str:
     """Return a line for each rank in `locations`, followed by the reasons why the ranks cannot continue.
 
-    ended: the ranks that have ended. hosts: by rank, the host of one that does not run on this machine.
+    Args:
+        ended: the ranks that have ended.
+        hosts: by rank, the host of one that does not run on this machine.
     """
     lines = []
     for rank, line, source, doing, kind, _ in locations:
@@ -90,7 +93,9 @@ def _torch_wait(frame: FrameType) -> Wait | None:
 def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
     """Yield a sentence for each reason of a hang: a cycle of waiting ranks, a peer that has ended, a missed collective.
 
-    at: by rank, the locations of those that run. ended: the ranks that have ended.
+    Args:
+        at: by rank, the locations of those that run.
+        ended: the ranks that have ended.
     """
     if cycle := next(cycles({rank: [each.peer] for rank, each in at.items() if each.peer is not None}), []):
         pairs = zip(cycle, cycle[1:] + cycle[:1], strict=True)

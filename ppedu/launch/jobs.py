@@ -32,10 +32,13 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # of a job: one that all sche
 class Job:
     """A program to run on the nodes of a cluster.
 
-    program: the words after torchrun's options, such as ["job.py"] or ["-m", "ppedu.course.training.train"].
-    ranks: on each node. nodes, least: how many are asked for, and how many suffice after a failure; the program must
-        then continue from its own checkpoint.
-    files: those that the program needs, contents by name. options: of sbatch.
+    Args:
+        program: the words after torchrun's options, such as ["job.py"] or ["-m", "ppedu.course.training.train"].
+        ranks: on each node.
+        nodes, least: how many are asked for, and how many suffice after a failure; the program must then continue from
+            its own checkpoint.
+        files: those that the program needs, contents by name.
+        options: of sbatch.
     """
 
     program: Sequence[str]

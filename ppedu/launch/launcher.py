@@ -47,7 +47,8 @@ PR_SET_CHILD_SUBREAPER = 36
 def start(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a launcher, and return its process and the socket for messages.
 
-    module: of this package; its `serve` is called with the descriptor of the launcher's socket and `arguments`.
+    Args:
+        module: of this package; its `serve` is called with the descriptor of the launcher's socket and `arguments`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     call = f"import sys; from ppedu.launch.{module} import serve; serve({theirs.fileno()}, *sys.argv[1:])"

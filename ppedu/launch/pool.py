@@ -44,14 +44,15 @@ Tick = Callable[[int, float], None]  # receives the number of ranks that run, an
 class RankPool:
     """Ranks, forked from a process that has already imported torch, or started by torchrun.
 
-    launcher: "zygote" forks ranks in milliseconds; "torchrun" starts torchrun itself, which takes seconds, but whose
-        ranks can be part of a run on several nodes.
-    on: where: "local"; "ssh:alpha,beta"; or "slurm:" with options of salloc.
-    python, interface: on other hosts, the path of Python, by default the same as here, and the network interface that
-        ranks use, by default the one at which a host is reached.
-
     The launcher is itself a process. The first `start` or `run` starts it; it ends with `close` or with this process.
     One program runs at a time.
+
+    Args:
+        launcher: "zygote" forks ranks in milliseconds; "torchrun" starts torchrun itself, which takes seconds, but
+            whose ranks can be part of a run on several nodes.
+        on: where: "local"; "ssh:alpha,beta"; or "slurm:" with options of salloc.
+        python, interface: on other hosts, the path of Python, by default the same as here, and the network interface
+            that ranks use, by default the one at which a host is reached.
 
     Raises:
         SettingError: the launcher or the place is unknown, or this is not Linux.
@@ -149,13 +150,15 @@ class RankPool:
     ) -> None:
         """Run a program on `ranks` ranks, as torchrun would, and return when all have succeeded.
 
-        program: a Python file, or a module's name if `module`. arguments: of the program. timeout: in seconds; None for
-            no limit.
-        flags: further options of torchrun, for the launcher "torchrun".
-        folder: where ranks leave files for the caller, see `make_folder`; by default a temporary one.
-        environment: variables to add to those of the ranks.
-        write: called with a rank and each piece of its output, stdout and stderr together.
-        tick: called about once a second while ranks run.
+        Args:
+            program: a Python file, or a module's name if `module`.
+            arguments: of the program.
+            timeout: in seconds; None for no limit.
+            flags: further options of torchrun, for the launcher "torchrun".
+            folder: where ranks leave files for the caller, see `make_folder`; by default a temporary one.
+            environment: variables to add to those of the ranks.
+            write: called with a rank and each piece of its output, stdout and stderr together.
+            tick: called about once a second while ranks run.
 
         Raises:
             SettingError: `ranks` is not from 1 to 64, or more than the memory allows; `timeout` is not above 0;
@@ -281,7 +284,10 @@ class RankPool:
     ) -> None:
         """Pass on output until every rank has ended; kill all ranks if one fails or the timeout passes.
 
-        outputs: by rank, the read end of the pipe for its output. The other parameters are those of `run`.
+        Args:
+            outputs: by rank, the read end of the pipe for its output.
+
+        The other arguments are those of `run`.
 
         Raises:
             RankError, KeyboardInterrupt: as `run` does.

@@ -37,9 +37,13 @@ STARTS_PROGRAMS = {__file__, *(function.__code__.co_filename for function in (ru
 def run_rank(rank: int, local: int, parent: int, folder: Path, job_file: int, output: int, query: int) -> NoReturn:
     """Turn this forked process into a rank, run the program and end the process.
 
-    local: its number on this machine. parent: the process it was forked from. folder: the run's folder. job_file: the
-    memory file with the job, see `launcher`. output: the pipe to write to. query: the read end of a pipe; when the
-    other end closes, the rank reports its location.
+    Args:
+        local: its number on this machine.
+        parent: the process it was forked from.
+        folder: the run's folder.
+        job_file: the memory file with the job, see `launcher`.
+        output: the pipe to write to.
+        query: the read end of a pipe; when the other end closes, the rank reports its location.
     """
     status = 1
     try:
@@ -99,8 +103,10 @@ def redirect(output: int, query: int) -> int:
 def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int:
     """Run the job's program as `python program` or `python -m module` would, and return its exit code.
 
-    query: a descriptor that becomes readable when the rank must report its location. If the program fails, its
-    traceback is written to RANK.json in the run's folder.
+    If the program fails, its traceback is written to RANK.json in the run's folder.
+
+    Args:
+        query: a descriptor that becomes readable when the rank must report its location.
     """
     stack = os.open(folder / f"{rank}.stack", os.O_WRONLY | os.O_CREAT, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

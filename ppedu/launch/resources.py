@@ -18,7 +18,8 @@ RANK_MEMORY = 35 << 20  # bytes: measured for a rank that trains a small model, 
 def require_run(ranks: Any, timeout: Any, here: bool = True) -> None:
     """Raise SettingError unless `ranks` is a number of ranks, and `timeout` a number of seconds or None.
 
-    here: they will run on this machine, which must have the memory for them.
+    Args:
+        here: they will run on this machine, which must have the memory for them.
     """
     require_count("the number of ranks", ranks)
     if ranks > MAX_RANKS:

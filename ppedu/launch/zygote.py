@@ -101,7 +101,8 @@ def serve(descriptor: int) -> NoReturn:
 def _serve_store(parent: int, listener: int) -> NoReturn:
     """Serve the TCPStore in which the ranks rendezvous, until `parent` ends or this process is killed.
 
-    listener: a socket that listens on one interface only; the store of rank 0 would listen on all.
+    Args:
+        listener: a socket that listens on one interface only; the store of rank 0 would listen on all.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined,unused-ignore]  # which torch does not export explicitly
 

@@ -40,7 +40,10 @@ class Host:
         self._errors = b""  # the last bytes that the command has written to stderr
 
     async def connect(self, interface: str) -> None:
-        """Start the relay, and wait for its first message. interface: see `own_address`.
+        """Start the relay, and wait for its first message.
+
+        Args:
+            interface: see `own_address`.
 
         Raises:
             PipelineError: the host, its Python or the relay cannot be reached.

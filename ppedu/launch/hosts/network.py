@@ -20,8 +20,9 @@ REACH = 3.0  # seconds in which a host must be reached
 def own_address(interface: str) -> tuple[str, str]:
     """Return the IPv4 address at which other hosts reach this one, and the interface that has it.
 
-    interface: a name; "" for the interface at which this host has been reached by ssh or, under Slurm, the one that has
-        the address of its name.
+    Args:
+        interface: a name; "" for the interface at which this host has been reached by ssh or, under Slurm, the one that
+            has the address of its name.
 
     Raises:
         SettingError: this host has no interface of that name with an IPv4 address.
@@ -69,7 +70,11 @@ def _interface_of(address: IPv6Address) -> str:
 
 
 async def unreachable(others: Sequence[tuple[str, str, int]]) -> list[str]:
-    """Return a clause for each host that cannot be reached from here. others: their names, addresses and ports."""
+    """Return a clause for each host that cannot be reached from here.
+
+    Args:
+        others: their names, addresses and ports.
+    """
 
     async def reach(name: str, address: str, port: int) -> str | None:
         try:

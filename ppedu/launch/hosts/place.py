@@ -19,10 +19,11 @@ HOST = re.compile(r"[\w.@:%\[\]][\w.@:%\[\]-]*")  # does not begin like an optio
 class Place:
     """The hosts on which ranks run.
 
-    hosts: names that ssh knows; none for Slurm, which chooses them.
-    options: of `salloc`, if Slurm chooses the hosts; None if it does not.
-    python: the path of Python on the hosts. interface: the network interface that ranks on different hosts use; "" for
-        the one at which a host is reached.
+    Args:
+        hosts: names that ssh knows; none for Slurm, which chooses them.
+        options: of `salloc`, if Slurm chooses the hosts; None if it does not.
+        python: the path of Python on the hosts.
+        interface: the network interface that ranks on different hosts use; "" for the one at which a host is reached.
     """
 
     hosts: tuple[str, ...] = ()
@@ -34,7 +35,8 @@ class Place:
     def of(cls, on: str, python: str | None = None, interface: str | None = None) -> Place | None:
         """Return the place that `--on` names; None for "local", this machine.
 
-        on: "local"; "ssh:alpha,beta"; "slurm", or "slurm:" and options of `salloc`.
+        Args:
+            on: "local"; "ssh:alpha,beta"; "slurm", or "slurm:" and options of `salloc`.
 
         Raises:
             SettingError: `on` is something else, names a host twice, or a name is not one of a host; an argument is not

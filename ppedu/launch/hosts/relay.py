@@ -58,7 +58,11 @@ def versions() -> dict[str, str | None]:
 
 
 class Relay:
-    """Answers the messages of a channel with the help of a zygote. interface: see `own_address`."""
+    """Answers the messages of a channel with the help of a zygote.
+
+    Args:
+        interface: see `own_address`.
+    """
 
     def __init__(self, channel: Channel, interface: str):
         self.channel = channel
@@ -126,9 +130,10 @@ class Relay:
     async def _start(self, run: dict[str, Any], content: bytes) -> None:
         """Start the ranks of a run on this host, or report why that is impossible.
 
-        run: `job`, see `launcher`; `ranks`, how many are started here; `first`, the first of them; `total`; `files`,
-        the names and sizes of those in `content`; and `address`, `port`, `group`, `groups` and `run`, see
-        `torchrun_environment`.
+        Args:
+            run: `job`, see `launcher`; `ranks`, how many are started here; `first`, the first of them; `total`;
+                `files`, the names and sizes of those in `content`; and `address`, `port`, `group`, `groups` and `run`,
+                see `torchrun_environment`.
         """
         descriptors: list[int] = []
         try:

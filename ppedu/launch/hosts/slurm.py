@@ -15,7 +15,9 @@ PIPE = asyncio.subprocess.PIPE
 async def allocate(options: Sequence[str], note: Callable[[str], None]) -> tuple[str, list[str]]:
     """Wait until Slurm grants nodes, however long they take, and return the job's ID and the nodes' names.
 
-    options: of salloc, such as --nodes=2. note: called with each line that salloc prints while it waits.
+    Args:
+        options: of salloc, such as --nodes=2.
+        note: called with each line that salloc prints while it waits.
 
     Raises:
         PipelineError: `salloc` is not installed on this machine, or Slurm refuses.
