@@ -21,7 +21,8 @@ PICTURE = re.compile(re.escape(FIGURE).replace(r"\{\}", r"(\d+-\d+\.png)"))
 class Output:
     """Passes the output of ranks to a screen: after that of all lower ranks or, if `live`, as it arrives.
 
-    folder: the run's, which holds the ranks' pictures. Output beyond the limits is written to a file in it.
+    Args:
+        folder: the run's, which holds the ranks' pictures. Output beyond the limits is written to a file in it.
     """
 
     def __init__(self, ranks: int, screen: Screen, folder: Path, live: bool = False):

@@ -42,7 +42,8 @@ COSTS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    arguments: the words after `ppedu`, by default those of this process.
+    Args:
+        arguments: the words after `ppedu`, by default those of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:

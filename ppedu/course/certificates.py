@@ -142,7 +142,11 @@ def _picture(content: dict[str, Any]) -> bytes:
 
 
 class Line(NamedTuple):
-    """A line of a report. holds: None if it cannot be known."""
+    """A line of a report.
+
+    Args:
+        holds: None if it cannot be known.
+    """
 
     holds: bool | None
     text: str

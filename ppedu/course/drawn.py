@@ -20,18 +20,19 @@ PLANTED = ("imbalance", "slow worker", "variation", "messages", "pauses")
 class DrawnJob:
     """A training job whose steps are drawn by lot. Times are in seconds.
 
-    forward, backward: of a stage; I and W take half of `backward` each.
-    noise: the part by which the time of an action varies (standard deviation).
-    latency, overhead: of a message; of an action.
-    tail: by name, what comes after the last backward of a replica.
-    warm_up: steps at the start that take a fifth longer.
-    planted: what slows the job down, one of `PLANTED`, and `by` how much:
-        "imbalance": the last stage takes 1 + by times as long.
-        "slow worker": so does one rank of one replica, in the second half of the steps; with `always`, in all.
-        "variation": microbatches have unlike lengths (standard deviation of the logarithm).
-        "messages": the link into one rank takes `by` forwards longer.
-        "pauses": one action of each rank and step begins `by` forwards late, for garbage collection.
-    skew: the most by which the clock of a rank is wrong.
+    Args:
+        forward, backward: of a stage; I and W take half of `backward` each.
+        noise: the part by which the time of an action varies (standard deviation).
+        latency, overhead: of a message; of an action.
+        tail: by name, what comes after the last backward of a replica.
+        warm_up: steps at the start that take a fifth longer.
+        planted: what slows the job down, one of `PLANTED`, and `by` how much:
+            "imbalance": the last stage takes 1 + by times as long.
+            "slow worker": so does one rank of one replica, in the second half of the steps; with `always`, in all.
+            "variation": microbatches have unlike lengths (standard deviation of the logarithm).
+            "messages": the link into one rank takes `by` forwards longer.
+            "pauses": one action of each rank and step begins `by` forwards late, for garbage collection.
+        skew: the most by which the clock of a rank is wrong.
     """
 
     schedule: Schedule

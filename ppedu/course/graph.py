@@ -15,7 +15,8 @@ def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> An
 
     A leaf is blue if it has a gradient, and dashed if not.
 
-    names: the name of each leaf, by tensor.
+    Args:
+        names: the name of each leaf, by tensor.
     """
     leaf = getattr(function, "variable", None)
     words = names[leaf] if leaf is not None else NAMES.get(function.name(), function.name().removesuffix("Backward0"))
@@ -39,7 +40,8 @@ def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> An
 def draw_halves(ax: Any, title: str, cut: float, width: float, gap: float = 0, scissors: bool = False) -> None:
     """Draw the line between the two halves of a model, for graphs that `draw_graph` draws.
 
-    gap: how far the line stays away from the graph, above and below.
+    Args:
+        gap: how far the line stays away from the graph, above and below.
     """
     for start, end in ((1, gap), (-gap, -1.5)):
         ax.plot([cut, cut], [start, end], color=CUT, linestyle="--")

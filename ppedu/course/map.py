@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 
 class Lesson(NamedTuple):
-    """A lesson. after: the earlier lessons that it builds on. faults: those of the finale that it teaches."""
+    """A lesson.
+
+    Args:
+        after: the earlier lessons that it builds on.
+        faults: those of the finale that it teaches.
+    """
 
     number: int
     idea: str
@@ -56,8 +61,9 @@ PLAIN = "#7f7f7f"
 def course_map(faults: bool = True) -> Axes:
     """Draw the lessons as a table. An arc leads to each lesson from those that it builds on.
 
-    faults: whether the last column has the faults that a lesson's tools find. Then a lesson has the color of the goal
-        that its faults break; see `Setup.failing`.
+    Args:
+        faults: whether the last column has the faults that a lesson's tools find. Then a lesson has the color of the
+            goal that its faults break; see `Setup.failing`.
     """
     from matplotlib import pyplot
     from matplotlib.patches import Arc

@@ -19,9 +19,10 @@ ON_FILL = "#16302a"  # text on these
 def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: float | None = None) -> Axes:
     """Draw the memory of a rank over time as areas, and return the Axes.
 
-    timelines: at most three, the largest first; simulated with costs whose activations are in GB.
-    state: in GB, what the device holds all the time: weights, gradients and the optimizer's averages.
-    limit: in GB; memory over it is red.
+    Args:
+        timelines: at most three, the largest first; simulated with costs whose activations are in GB.
+        state: in GB, what the device holds all the time: weights, gradients and the optimizer's averages.
+        limit: in GB; memory over it is red.
 
     Raises:
         SettingError: a timeline does not have this rank.
@@ -60,8 +61,9 @@ def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: fl
 def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) -> None:
     """Draw a rank's actions and the activations it holds as they grow: a row per timeline, a column per phase.
 
-    ends: the end of each phase of the last timeline by its name, in order. A column shows all until then, earlier
-        phases in paler colors.
+    Args:
+        ends: the end of each phase of the last timeline by its name, in order. A column shows all until then, earlier
+            phases in paler colors.
 
     Raises:
         SettingError: a timeline does not have this rank.

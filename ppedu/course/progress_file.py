@@ -57,7 +57,8 @@ def recorded() -> dict[str, int]:
 def keep(kind: str, name: str, entry: Any) -> None:
     """Store an entry, such as the program of the answer "03.1", in place of an earlier one with this name.
 
-    kind: "answers" or "predictions".
+    Args:
+        kind: "answers" or "predictions".
     """
     known = kept()
     known[kind][name] = entry

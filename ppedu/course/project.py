@@ -17,10 +17,12 @@ class Project:
     A rank of the pipeline is a node of `node` GPUs, which split every layer among them (tensor parallel). Memory and
     messages are those of one GPU. One microbatch is one sequence. `replicas` pipelines train side by side.
 
-    width: The numbers that represent a token between two layers.
-    speed: Achieved FLOP/s of a GPU; 400 TFLOP/s is about what Llama 3 reports for H100s (arXiv 2407.21783, table 4).
-    link: Bytes per second and direction between a GPU and its peer in another node.
-    price: Dollars per GPU and hour, an assumption.
+    Args:
+        width: The numbers that represent a token between two layers.
+        speed: Achieved FLOP/s of a GPU; 400 TFLOP/s is about what Llama 3 reports for H100s (arXiv 2407.21783,
+            table 4).
+        link: Bytes per second and direction between a GPU and its peer in another node.
+        price: Dollars per GPU and hour, an assumption.
     """
 
     layers: int = 64

@@ -121,7 +121,8 @@ class Rank:
     def communicate(self, operation: str, value: Any = None) -> Any:
         """Send `value` to a neighbor or receive from it, and return what was received; None for a send.
 
-        operation: one of `ppedu.run.communicate`, such as "send_forward". Shapes are not needed.
+        Args:
+            operation: one of `ppedu.run.communicate`, such as "send_forward". Shapes are not needed.
         """
         return self._neighbour(ONE_WAY, operation, value)
 
