@@ -78,7 +78,8 @@ class Batching:
             tensors = [leaf for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)]
             integers = [leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)]
             padding = sum(int((leaf == PADDING).sum()) for leaf in integers)
-            shares.add(Fraction(padding, max(1, sum(map(torch.numel, integers)))))
+            numbers = sum(leaf.numel() for leaf in integers)
+            shares.add(Fraction(padding, max(1, numbers)))
         return len(shares) > 1
 
     def input_dim(self, name: int | str) -> Dims:
@@ -162,7 +163,8 @@ class Batch:
         elif isinstance(inputs, list):
             arguments = [each if isinstance(each, tuple) else (each,) for each in cut(0, inputs)]
         else:
-            columns = [cut(*each) for each in enumerate(inputs if isinstance(inputs, tuple) else (inputs,))]
+            given = inputs if isinstance(inputs, tuple) else (inputs,)
+            columns = [cut(position, value) for position, value in enumerate(given)]
             arguments = list(zip(*columns, strict=True)) if columns else [()] * microbatches
         named_pieces = cut_named(keywords)
         by_stage = {} if stage_keywords is None else stage_keywords
@@ -171,23 +173,26 @@ class Batch:
                 f"stage_kwargs must be a dict of keywords for each stage, {{3: {{…}}}}; got {stage_keywords!r}"
             )
         stage_pieces = {stage: cut_named(named) for stage, named in by_stage.items()}
-        if not any(isinstance(leaf, (torch.Tensor, list, NoneType)) for leaf in [targets, *tree_leaves(targets)]):
+        held = any(isinstance(leaf, (torch.Tensor, NoneType)) for leaf in tree_leaves(targets))
+        if not (held or targets is None or isinstance(targets, list)):
             raise SettingError(
                 "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
                 f"got {type(targets).__name__}"
             )
         pieces = [] if targets is None else _pieces(targets, "targets", batching.target_dim, microbatches, {})
-        sizes = [_samples(*each, batching) for each in zip(arguments or [()] * microbatches, named_pieces, strict=True)]
+        sizes = [_samples(arguments[m] if arguments else (), named_pieces[m], batching) for m in range(microbatches)]
         return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes, stage_pieces)
 
     def kinds(self, microbatches: int) -> list[int]:
         """Return a number above 0 for each microbatch, which stands for its shapes and dtypes; 0 if unknown here."""
         if not self.inputs:
             return [0] * microbatches
-        return [
-            _kind(*map(_look, each), *((name, _look(named[name])) for name in sorted(named)))
-            for each, named in zip(self.inputs, self.keywords, strict=True)
-        ]
+        found = []
+        for arguments, named in zip(self.inputs, self.keywords, strict=True):
+            looks = [_look(value) for value in arguments]
+            named_looks = [(name, _look(named[name])) for name in sorted(named)]
+            found.append(_kind(*looks, *named_looks))
+        return found
 
 
 def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
@@ -206,11 +211,19 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
 def _samples(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:
     """Return the number of samples in a microbatch, taken from its first tensor, or 0 if it has no tensor."""
     inputs: list[tuple[int | str, Any]] = [*enumerate(arguments), *keywords.items()]
-    return next((size for name, value in inputs if (size := _size(value, batching.input_dim(name)))), 0)
+    for name, value in inputs:
+        if size := _size(value, batching.input_dim(name)):
+            return size
+    return 0
 
 
 def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples: dict[str, int]) -> list[Any]:
-    """Return the piece of `value` for each microbatch. `samples`: the size of each tensor cut so far; all are equal."""
+    """Return the piece of `value` for each microbatch.
+
+    Args:
+        samples: the size of each tensor that has been cut so far, by name. All are equal; the tensors in `value` are
+            added.
+    """
     named = f"input {name}" if isinstance(name, int) else name
     if isinstance(value, list):
         if len(value) != microbatches:
@@ -219,9 +232,9 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
                 "one entry for each, or a whole tensor to cut"
             )
         return value
-    whole = f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
+    or_whole = f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
     if name == "targets":
-        whole = ""
+        or_whole = ""
     leaves, form = _flat(value)
     columns = []
     for path, leaf in leaves:
@@ -232,7 +245,7 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
             if dim is not None and _holds_tensors(leaf):
                 raise SettingError(
                     f"{tensor} is a {type(leaf).__name__}, whose tensors cannot be cut; give them in a dict or tuple"
-                    f"{whole}"
+                    f"{or_whole}"
                 )
             columns.append([leaf] * microbatches)
             continue
@@ -240,15 +253,15 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
         if size < microbatches:
             raise SettingError(
                 f"{tensor} of shape {tuple(leaf.shape)} cannot be cut into {microbatches} microbatches along dimension "
-                f"{dim}; give at least {microbatches} samples{whole}, or use fewer microbatches"
+                f"{dim}; give at least {microbatches} samples{or_whole}, or use fewer microbatches"
             )
         if leaf.layout != torch.strided:
             raise SettingError(f"{tensor} is sparse and cannot be cut; give to_dense(), or a list of microbatches")
-        first, expected = next(iter(samples.items()), (tensor, size))
+        first, expected = next(iter(samples.items()), (tensor, size))  # the first tensor that was cut, or this one
         if size != expected:
             raise SettingError(
                 f"{tensor} has {size} samples along dimension {dim}, but {first} has {expected}; "
-                f"give the same number{whole}"
+                f"give the same number{or_whole}"
             )
         samples[tensor] = size
         columns.append(list(leaf.tensor_split(microbatches, dim)))
@@ -258,8 +271,11 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
 
 
 def _dim(dims: Dims, path: Sequence[Any]) -> Any:
-    """Return the dimension for the tensor at `path`; `dims` is one for all tensors, or nested like the batch."""
-    for step in path:
+    """Return the dimension for the tensor at `path`; `dims` is one for all tensors, or nested like the batch.
+
+    With dims {"tokens": 1, "masks": (None, 2)}, it is 1 at ["tokens"], 2 at ["masks"][1], and 0 at ["other"].
+    """
+    for step in path:  # torch's MappingKey, SequenceKey or GetAttrKey
         place = next(getattr(step, word) for word in ("key", "idx", "name") if hasattr(step, word))
         if isinstance(dims, Mapping):
             dims = dims.get(place, 0)

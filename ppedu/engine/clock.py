@@ -103,6 +103,9 @@ class RankClocks:
 def offset(group: PipelineGroup, machines: Sequence[int], timeout: timedelta | None = None) -> Offset:
     """Return this rank's offset. All ranks must call it.
 
+    A message goes to rank 0 and back. If it leaves at 10.0 s and returns at 10.2 s, and rank 0's clock showed 50.1 s in
+    between, that was most likely at 10.1 s here: the offset is 40.0 s, with an error of at most 0.1 s.
+
     Args:
         machines: each rank's `machine()`.
         timeout: of each message.
@@ -112,7 +115,7 @@ def offset(group: PipelineGroup, machines: Sequence[int], timeout: timedelta | N
         if machines[rank] != machines[0] and group.rank in (0, rank):
             trips = _round_trips(group, rank, 0, timeout=timeout)
             if trips:
-                start, answer, end = min(trips, key=lambda trip: trip[2] - trip[0])
+                start, answer, end = min(trips, key=lambda trip: trip[2] - trip[0])  # the fastest
                 found = Offset(answer - (start + end) / 2, (end - start) / 2)
     return found
 
@@ -134,10 +137,13 @@ def latency(nbytes: int = 8, group: PipelineGroup | None = None) -> dict[tuple[i
     require_count("nbytes", nbytes)
     pairs = list(combinations(range(group.size), 2))
     medians = torch.zeros(len(pairs), dtype=torch.float64, device=group.device)
+    words = -(-nbytes // 8)  # rounded up
     for index, (one, other) in enumerate(pairs):
         dist.barrier(group.process_group)
-        if group.rank in (one, other) and (trips := _round_trips(group, one, other, -(-nbytes // 8))):
-            medians[index] = statistics.median(end - start for start, _, end in trips) / 2
+        if group.rank in (one, other):
+            trips = _round_trips(group, one, other, words)
+            if trips:  # this rank is the one that asked
+                medians[index] = statistics.median(end - start for start, _, end in trips) / 2
     if pairs:
         dist.all_reduce(medians, group=group.process_group)  # one rank of each pair has a number above 0
     seconds = dict(zip(pairs, medians.tolist(), strict=True))
@@ -181,6 +187,7 @@ def timeline(
         zero: the time of the clock that the timeline calls 0, instead.
     """
     if zero is None:
-        zero = min(start for row in rows for _, start, _ in row[:1])
+        firsts = [row[0] for row in rows if row]
+        zero = min(start for _, start, _ in firsts)
     shifted = tuple(tuple(Span(action, start - zero, end - zero) for action, start, end in row) for row in rows)
     return Timeline(schedule, shifted, Costs(unit="s"), "measured")

@@ -117,9 +117,11 @@ class Control:
         values = torch.empty(self.group.size, length, dtype=dtype, device=self.group.device)
         if device.is_queue(values.device):
             return Rows(values, [])
-        senders = {0: values} if self.group.rank else {rank: values[rank] for rank in range(1, self.group.size)}
+        parts = {0: values}  # by sender: rank 0 sends all rows together
+        if self.group.rank == 0:
+            parts = {rank: values[rank] for rank in range(1, self.group.size)}
         with self.required_for(purpose):
-            return Rows(values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in senders.items()])
+            return Rows(values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in parts.items()])
 
     @contextmanager
     def required_for(self, purpose: str) -> Iterator[None]:
@@ -157,10 +159,13 @@ class Control:
         If the call is like the last one, they may not ask, and have begun: the pipeline can be used again only if all
         ranks refuse the call.
         """
-        silent = bool(self._last_announcement) and not debug
-        if not silent:
-            self.exchange(torch.tensor([REFUSED, 0, *[0] * (2 * microbatches)]), f"start {call}")
-        self._require_all_refuse(call, (self._own if silent else []) + self._replicas)
+        groups = self._replicas
+        if self._last_announcement and not debug:
+            groups = self._own + groups
+        else:
+            zeros = [0] * (2 * microbatches)  # in place of kinds and sizes, see `agree_on_batch`
+            self.exchange(torch.tensor([REFUSED, 0, *zeros]), f"start {call}")
+        self._require_all_refuse(call, groups)
 
     def _require_all_refuse(self, call: str, groups: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
         """Let the pipeline be used no more unless all ranks of these groups refuse the call as well."""
@@ -204,9 +209,10 @@ class Control:
             CommunicationError: the ranks' calls, batches or scales differ.
         """
         (scale,) = struct.unpack("q", struct.pack("d", loss_scale))  # the bits of a float, as an integer
-        own = [CALLS.index(call), scale, *batch.kinds(microbatches), *batch.sizes]
+        kinds, sizes = batch.kinds(microbatches), list(batch.sizes)
+        own = [CALLS.index(call), scale, *kinds, *sizes]
         if own == self._last_announcement and not debug:
-            return own[2 : 2 + microbatches], own[2 + microbatches :]
+            return kinds, sizes
         unlike = " (here, the call, the batch's shapes or loss_scale differ from the last ones)"
         changed = unlike if self._last_announcement else ""
         rows = self.exchange(torch.tensor(own), f"start {call}{changed}").tolist()
@@ -214,18 +220,20 @@ class Control:
             if number == REFUSED:
                 self._require_all_refuse(call, self._replicas)
                 raise SettingError(f"rank {rank} cannot start {call}; its own error says why")
+        first_number, first_scale = rows[0][:2]
         for rank, (number, its_scale, *_) in enumerate(rows):
-            if number != rows[0][0]:
+            if number != first_number:
                 raise CommunicationError(
-                    f"rank 0 calls {CALLS[rows[0][0]]}, but rank {rank} calls {CALLS[number]}; call the same on all"
+                    f"rank 0 calls {CALLS[first_number]}, but rank {rank} calls {CALLS[number]}; call the same on all"
                 )
-            if its_scale != rows[0][1]:
+            if its_scale != first_scale:
                 raise CommunicationError(f"rank {rank} has a different loss_scale than rank 0; give all ranks the same")
-        columns = list(zip(*rows, strict=True))[2:]
-        kinds = [_known_kind(m, column) for m, column in enumerate(columns[:microbatches])]
-        everywhere = all(all(row[2 : 2 + microbatches]) for row in rows)
-        self._last_announcement = own if everywhere else []
-        return kinds, [max(column) for column in columns[microbatches:]]
+        columns = list(zip(*rows, strict=True))[2:]  # the ranks' kinds of each microbatch, then their sizes of each
+        all_kinds, all_sizes = columns[:microbatches], columns[microbatches:]
+        agreed = [_known_kind(m, column) for m, column in enumerate(all_kinds)]
+        known_everywhere = all(all(column) for column in all_kinds)
+        self._last_announcement = own if known_everywhere else []
+        return agreed, [max(column) for column in all_sizes]
 
 
 def _known_kind(microbatch: int, kinds: Sequence[int]) -> int:
@@ -234,11 +242,14 @@ def _known_kind(microbatch: int, kinds: Sequence[int]) -> int:
     Raises:
         CommunicationError: two ranks have seen different kinds.
     """
-    ranks = {kind: rank for rank, kind in reversed(list(enumerate(kinds))) if kind}
-    if len(ranks) > 1:
-        one, other = list(ranks.values())[:2]
+    first_ranks: dict[int, int] = {}  # by kind, the lowest rank that has seen it
+    for rank in reversed(range(len(kinds))):
+        if kinds[rank]:
+            first_ranks[kinds[rank]] = rank
+    if len(first_ranks) > 1:
+        one, other = list(first_ranks.values())[:2]
         raise CommunicationError(
             f"microbatch {microbatch} of the inputs has a different shape or dtype on rank {other} than on rank {one}; "
             "give all ranks the same batch, or leave it out where it is not needed"
         )
-    return next(iter(ranks))
+    return next(iter(first_ranks))

@@ -87,7 +87,7 @@ class Emulation:
         self.end = 0.0  # when the device's last action ends; 0 before the first
         self.connected = False
         group = _without_gpus(PipelineGroup.of(group))
-        words = max(2, -(-require_count("size", size) // 8))
+        words = max(2, -(-require_count("size", size) // 8))  # of 8 bytes, rounded up; two of them are times
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
         optimizer = None if barrier else PostValidation(torch.optim.SGD([{"params": []}]))  # no weights
         self.pipeline = Pipeline(
@@ -118,13 +118,13 @@ class Emulation:
             for op in COMPUTE | OVERLAP:
                 self.pipeline.on(op, self._run)
         self.end, self.messages.due = 0.0, 0.0
-        found: list[Results | None] = []  # without a barrier, those of a step arrive during the next
+        found: list[Results | None] = []
         for _ in range(steps):
             self._step()
             found.append(self.pipeline.results)
             if self.pipeline.validation is None:
                 self.end = 0.0
-        if self.pipeline.validation:
+        if self.pipeline.validation:  # the results of a step arrive during the next one, and those of the last one now
             self.pipeline.flush()
             found = [*found[1:], self.pipeline.results]
         measured = [each for each in found if each]
@@ -210,9 +210,10 @@ class TimedMessages(Messages):
         arrived = super().wait(action, user, home)
         now = time.monotonic()
         made, sent = (seconds - self.offset for seconds in arrived[0][:2].tolist())
-        waited = now - asked > SHORT
-        delay = float(self.costs.delay(*self.placement.route(action)))
-        arrival = made + max(delay, now - sent if waited else 0)
+        travel = float(self.costs.delay(*self.placement.route(action)))
+        if now - asked > SHORT:  # the rank had to wait, so the message has just arrived
+            travel = max(travel, now - sent)
+        arrival = made + travel
         self.due = max(self.due, arrival)
         sleep_until(arrival)
         return arrived

@@ -72,8 +72,9 @@ class Step:
     ):
         self.context, self.program, self.batch, self.number, self.training = context, program, batch, number, training
         self.stages, self.placement, self.messages = context.stages, program.placement, context.messages
-        alike = range(len(kinds)) if context.variable_shapes else kinds
-        self.kinds = [(kind, training) for kind in alike]  # no gradients are sent back in an evaluation
+        if context.variable_shapes:  # each microbatch may have shapes of its own
+            kinds = range(len(kinds))
+        self.kinds = [(kind, training) for kind in kinds]  # no gradients are sent back in an evaluation
         self.clock = clock.Recorder(context.device)
         self._start: Any = None  # of the current action, by the clock
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
@@ -86,7 +87,8 @@ class Step:
     def run(self, first: int = 0, behind: int | None = None) -> None:
         """Run the program, or its instructions from `first` on and before `behind`."""
         handled, sharded = self.context.handlers.keys(), self.context.sharded
-        # Before the cut, nothing may be received from behind it; a handler posts when it wants to.
+        # A handler posts when it wants to. And a part that ends at the cut (`Program.cut`) may be discarded: it must not
+        # post a receive from behind the cut, whose message may never come.
         early = behind is None and handled.isdisjoint(RECEIVE)
         part = self.program.instructions[first:behind]
         for index, (action, computes, ops, receives, ahead, completes) in enumerate(part, first):
@@ -191,10 +193,12 @@ class Step:
         stage, m = self.stages[action.stage], action.microbatch
         x = self.receive(action)
         dtype, seed = self.context.autocast, self.context.seed
-        own = self.batch.stage_keywords.get(action.stage)
-        keywords = {**self.batch.keywords[m], **(own[m] if own else {})}
+        keywords = dict(self.batch.keywords[m])
+        if own := self.batch.stage_keywords.get(action.stage):
+            keywords |= own[m]
         precision = torch.autocast(self.context.device.type, dtype) if dtype else NOTHING
-        with precision, NOTHING if seed is None else self._seeded(action):
+        random = NOTHING if seed is None else self._seeded(action)
+        with precision, random:
             y = stage.forward(m, x, **keywords)
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
@@ -222,7 +226,9 @@ class Step:
             return
         self.wait(action)  # on the main stream, on which the memory of sent tensors is freed
         main = torch.cuda.current_stream(self.context.device)
-        forward, backward = sorted(action.parts, key=lambda part: part.op != Op.F)
+        forward, backward = action.parts
+        if backward.op == Op.F:
+            forward, backward = backward, forward
         backward_stream = self._streams.pop(F(backward.stage, backward.microbatch), main)
         forward_stream = self.context.side_stream if backward_stream == main else main
         self._streams[forward] = forward_stream

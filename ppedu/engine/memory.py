@@ -62,8 +62,11 @@ class Memory:
         if not self.after:
             raise PipelineError("no memory has been measured yet; run a step after Memory(pipeline)")
         timeline = self._pipeline.timeline
-        row = timeline.spans(self._pipeline.group.rank)
-        return [(timeline.start, 0), *((span.end, self.after[span.action.singles[-1]]) for span in row)]
+        curve = [(timeline.start, 0)]
+        for span in timeline.spans(self._pipeline.group.rank):
+            last = span.action.singles[-1]  # of a pair, the second part
+            curve.append((span.end, self.after[last]))
+        return curve
 
     def close(self) -> None:
         """Stop measuring. What was measured stays, and so do handlers that were set since."""
@@ -119,9 +122,11 @@ class Saved:
 
     def held(self) -> int:
         """Return the bytes that are held now."""
-        functions = [each for stage in self._step.stages.values() for each in stage.postponed()]
-        tensors = (each for function in functions for each in tree_leaves(getattr(function, "args", ())))
-        storages = _storages(chain((kept.tensor for kept in self._saved), tensors))
+        tensors: list[Any] = [kept.tensor for kept in self._saved]
+        for stage in self._step.stages.values():
+            for function in stage.postponed():  # a partial holds the tensors that it will use as its arguments
+                tensors += tree_leaves(getattr(function, "args", ()))
+        storages = _storages(tensors)
         bytes_held = sum(size for place, size in storages.items() if place not in self._always)
         self.peak = max(self.peak, bytes_held)
         return bytes_held

@@ -87,7 +87,8 @@ class MasterWeights:
         """Give the gradients to the copies."""
         with torch.no_grad():
             for weight, copy in zip(self.weights, self.copies, strict=True):
-                copy.copy_(torch.where(copy.to(weight.dtype) == weight, copy, weight))
+                rounded = copy.to(weight.dtype)
+                copy.copy_(torch.where(rounded == weight, copy, weight))  # where they differ, the weight was changed
                 copy.grad, weight.grad = weight.grad, None
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -95,4 +96,5 @@ class MasterWeights:
         with torch.no_grad():
             for weight, copy in zip(self.weights, self.copies, strict=True):
                 weight.copy_(copy)
-                weight.grad, copy.grad = copy.grad if error else None, None
+                weight.grad = copy.grad if error else None
+                copy.grad = None

@@ -55,7 +55,11 @@ class Program:
         # As properties of an action alone, these are computed once, and not once a step.
         self.receives = cache(self._receives)
         self.source = cache(self._source)
-        last = {one.stage: i for i, action in enumerate(self.order) for one in action.singles if one.op in (Op.B, Op.W)}
+        last: dict[int, int] = {}  # by stage, the position of its last backward
+        for position, action in enumerate(self.order):
+            for single in action.singles:
+                if single.op in (Op.B, Op.W):
+                    last[single.stage] = position
         self.trained = frozenset(last)
         self.instructions = [
             Instruction(
@@ -68,15 +72,7 @@ class Program:
             )
             for index, action in enumerate(self.order)
         ]
-        self.delivered: dict[Action, list[Action]] = {}
-        for peer, order in enumerate(lowered.orders):
-            received: list[Action] = []  # by the peer, since it last sent to this rank
-            for action in order:
-                if peer != rank and action.op in COMMUNICATION and rank in lowered.placement.route(action):
-                    if action.op in RECEIVE:
-                        received.append(other_end(action))
-                    else:
-                        self.delivered[other_end(action)], received = received, []
+        self.delivered = self._deliveries()
 
     @property
     def peers(self) -> set[int]:
@@ -90,23 +86,54 @@ class Program:
 
     @property
     def cut(self) -> int:
-        """This many instructions run before any rank's first backward, and depend on none."""
+        """This many instructions run before any rank's first backward, and depend on none.
+
+        Say rank 0 begins with 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0, and rank 1 with 1RECV_F0 1F0 1B0 1RECV_F1. The cuts
+        are 4 and 2, and `unread` on rank 1 is 1RECV_F1.
+        """
         return self._cuts[self.rank]
 
     @cached_property
     def unread(self) -> list[Action]:
         """The RECV actions behind this rank's cut whose messages other ranks send before theirs, in that order."""
         early = set(self.order[: self.cut])
-        sent = (action for order, cut in zip(self.lowered.orders, self._cuts, strict=True) for action in order[:cut])
-        sent_here = [each for each in sent if each.op in SEND and self.placement.route(each)[1] == self.rank]
-        return [other_end(each) for each in sent_here if other_end(each) not in early]
+        found = []
+        for order, cut in zip(self.lowered.orders, self._cuts, strict=True):
+            for action in order[:cut]:
+                if action.op in SEND and self.placement.route(action)[1] == self.rank:
+                    receive = other_end(action)
+                    if receive not in early:
+                        found.append(receive)
+        return found
 
     def around(self, index: int) -> str:
         """Return an action's neighbors in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
         before, after = self.order[max(0, index - 2) : index], self.order[index + 1 : index + 3]
         shown = [*map(str, before), f"[{self.order[index]}]", *map(str, after)]
-        more = "… " if index > 2 else "", " …" if index + 3 < len(self.order) else ""
-        return f"(in the order: {more[0]}{' '.join(shown)}{more[1]})"
+        start = "… " if index > 2 else ""
+        end = " …" if index + 3 < len(self.order) else ""
+        return f"(in the order: {start}{' '.join(shown)}{end})"
+
+    def _deliveries(self) -> dict[Action, list[Action]]:
+        """Return `delivered`, which the orders of the other ranks tell.
+
+        If a peer runs 1RECV_F0, 1RECV_F1 and 1SEND_B0 in this order, then 0SEND_F0 and 0SEND_F1 of this rank have
+        arrived by the time at which its 0RECV_B0 is complete.
+        """
+        found = {}
+        for peer, order in enumerate(self.lowered.orders):
+            if peer == self.rank:
+                continue
+            received: list[Action] = []  # by the peer, since it last sent to this rank
+            for action in order:
+                if action.op not in COMMUNICATION or self.rank not in self.placement.route(action):
+                    continue
+                if action.op in RECEIVE:
+                    received.append(other_end(action))
+                else:
+                    found[other_end(action)] = received
+                    received = []
+        return found
 
     def _receives(self, action: Action) -> tuple[Action, ...]:
         wanted = requires(action, self.placement, lowered=True)

@@ -46,8 +46,10 @@ class Results(NamedTuple):
 
     def timeline(self, zero: float | None = None) -> Timeline:
         """Return the measured timeline; see `clock.timeline`."""
-        pairs = zip(self.schedule.orders, self.times.tolist(), strict=True)
-        rows = [list(zip(order, row[::2], row[1::2], strict=False)) for order, row in pairs]
+        rows = []
+        for order, times in zip(self.schedule.orders, self.times.tolist(), strict=True):
+            starts, ends = times[::2], times[1::2]
+            rows.append(list(zip(order, starts, ends, strict=False)))  # after a shorter order, times are zeros
         return clock.timeline(self.schedule, rows, zero)
 
     def require_finite(self, counted: bool = True) -> None:
@@ -84,7 +86,9 @@ def row(step: Step, offset: float, norm: float = 0.0) -> torch.Tensor:
     """Return a rank's part of the results as one row of numbers, as long on all ranks.
 
     It consists of the rank's part of the batch's loss and of each microbatch's, the start and end of each action,
-    whether a loss is float64, and the rank's part of the gradients' norm.
+    whether a loss is float64, and the rank's part of the gradients' norm:
+
+        loss, loss of microbatch 0, 1, …, start, end, start, end, …, 0, 0, …, is float64, norm
 
     Args:
         offset: the seconds to add to this rank's clock to get rank 0's.
@@ -109,11 +113,12 @@ def read(rows: torch.Tensor, schedule: Schedule, gather: Callable[[torch.Tensor]
         rows: those of `row`, shape (ranks, length).
         gather: as `GradientSync.gather_replicas`.
     """
-    end = 1 + schedule.microbatches
-    dtype = torch.float64 if rows[:, -2].any() else torch.float32
+    end = 1 + schedule.microbatches  # of the losses
+    times, double, norms = rows[:, end:-2], rows[:, -2], rows[:, -1]
+    dtype = torch.float64 if double.any() else torch.float32
     loss, losses = rows[:, :end].sum(0).split([1, schedule.microbatches])
     losses = losses.to(dtype)
     loss = loss + (0 * losses).sum()  # NaN if any of them is not finite, since other replicas see only the sum
-    everywhere = gather(torch.cat([loss, rows[:, -1].norm()[None]])).cpu()
+    everywhere = gather(torch.cat([loss, norms.norm()[None]])).cpu()
     norm = float(everywhere[0, 1])  # each replica computes it, and all use that of the first
-    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, rows[:, end:-2], norm)
+    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, times, norm)
