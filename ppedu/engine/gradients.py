@@ -64,12 +64,15 @@ class HeldStage(NamedTuple):
         """Return the names of the tensors that differ between holders, each with a sentence that names two holders."""
         if not tensors:
             return {}
-        rows = self.gather(torch.tensor([checksum(_local(each)) for each in tensors.values()])).t().tolist()
-        return {
-            name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
-            for name, column in zip(tensors, rows, strict=True)
-            if (other := _first_different(column))
-        }
+        rows = self.gather(torch.tensor([checksum(_local(each)) for each in tensors.values()]))
+        found = {}
+        for name, checksums in zip(tensors, rows.t().tolist(), strict=True):
+            if other := _first_different(checksums):
+                found[name] = (
+                    f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and "
+                    f"{self.holders[other]}"
+                )
+        return found
 
 
 class GradientSync:
@@ -158,8 +161,11 @@ class GradientSync:
             return
         named = {name: weight for weight, names in self.names.items() for name in names if weight.requires_grad}
         for ranks, classes in self._classes:
-            weights = [list(dict.fromkeys(named[name] for name in names if name in named)) for names in classes]
-            several = [each for each in weights if len(each) > 1 or (each and len(ranks) > 1)]
+            several = []
+            for names in classes:
+                parameters = list(dict.fromkeys(named[name] for name in names if name in named))
+                if len(parameters) > 1 or (parameters and len(ranks) > 1):
+                    several.append(parameters)
             if several:
                 self.shared.append((ranks, several))
 
@@ -171,11 +177,11 @@ class GradientSync:
         names = {*chain.from_iterable(groups)}
         changes = [(name, "was added") for name in sorted(names - {*self._agreed})]
         changes += [(name, "was removed") for name in sorted({*self._agreed} - names)]
-        changes += [
-            (group[0], f"became that of stage {group[-1][0]}, {group[-1][1]!r},")
-            for group in groups
-            if not changes and len({self._agreed[name] for name in group}) > 1
-        ]
+        if not changes:
+            for group in groups:
+                if len({self._agreed[name] for name in group}) > 1:
+                    stage, name = group[-1]
+                    changes.append((group[0], f"became that of stage {stage}, {name!r},"))
         for (stage, name), change in changes:
             raise SettingError(
                 f"the weight {name!r} of stage {stage} {change} after the pipeline's first call, in which the ranks "
@@ -205,8 +211,11 @@ class GradientSync:
             found += self._agree(names, exchange)
         classes = [each for _, several in self._classes for each in several]
         if self.held or classes:
-            numbers = {name: number for number, each in enumerate(classes) for name in each if name[0] in self.stages}
-            self._agreed = dict.fromkeys(chain.from_iterable(names.values()), 0) | numbers
+            self._agreed = dict.fromkeys(chain.from_iterable(names.values()), 0)
+            for number, members in enumerate(classes):
+                for stage, name in members:
+                    if stage in self.stages:
+                        self._agreed[stage, name] = number
         return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
 
     def begin(self, stages: Iterable[int], loss_scale: float = 1) -> None:
@@ -216,8 +225,10 @@ class GradientSync:
         """
         self._incomplete = set(stages)
         self._means, self._earlier, self.loss_scale = [], [], loss_scale
-        shared = dict.fromkeys(weight for _, weights in self.shared for same in weights for weight in same)
-        for weight in shared if loss_scale == 1 else self.weights:
+        weights = self.weights
+        if loss_scale == 1:  # the gradients of other weights can be added to those of earlier steps
+            weights = list(dict.fromkeys(weight for _, shared in self.shared for same in shared for weight in same))
+        for weight in weights:
             if weight.grad is not None:
                 self._earlier.append((weight, weight.grad))
                 weight.grad = None
@@ -261,7 +272,8 @@ class GradientSync:
         """Return for each stage the weight of each microbatch's loss in the batch's loss.
 
         The weights of the last stage depend on the counts in all replicas. Losses and gradients are averaged over the
-        replicas afterwards, which the weights make up for.
+        replicas afterwards, which the weights make up for. Say two microbatches count 3 and 1 here, and 2 and 2 in the
+        other replica, 8 together. Then the weights here are 2 · 3/8 and 2 · 1/8, and their half is left in the mean.
 
         Args:
             counts: how much each microbatch's targets count in a mean, if they are given here.
@@ -290,20 +302,23 @@ class GradientSync:
                 elsewhere.update(others)
                 if self.group.rank != ranks[0]:
                     elsewhere.add(first)
-        same_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm of gradients that are sharded alike
+        by_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm only of gradients that are sharded alike
         for weight in self.weights:
             grad: Any = weight.grad
             if grad is not None and weight not in elsewhere:
                 sharding = (grad.device_mesh, grad.placements) if hasattr(grad, "to_local") else None
-                same_sharding.setdefault(sharding, []).append(grad.coalesce().values() if grad.is_sparse else grad)
-        norms: list[Any] = [get_total_norm(grads) for grads in same_sharding.values()]
+                numbers = grad.coalesce().values() if grad.is_sparse else grad
+                by_sharding.setdefault(sharding, []).append(numbers)
+        norms: list[Any] = [get_total_norm(grads) for grads in by_sharding.values()]
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
         return torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
 
     def _agree(self, names: Mapping[nn.Parameter, list[Name]], exchange: Exchange) -> list[str]:
         """Find the classes of names that stand for one weight, in agreement with the other ranks of the pipeline.
 
-        A rank cannot see which parameters the stages of another rank share, so each reports its own.
+        A rank cannot see which parameters the stages of another rank share, so each reports its own. Say rank 0 has the
+        weight (0, "token"), which is tied to (1, "head") on rank 1. If that parameter is also (2, "head") there, rank 1
+        reports both names. The class is (0, "token"), (1, "head"), (2, "head"), on the ranks (0, 1).
 
         Args:
             names: see `names`.
@@ -312,29 +327,33 @@ class GradientSync:
             A sentence for each class that is not the same weight on this rank as on another.
         """
         tied = set(chain.from_iterable(self.ties))
-        own = [(ends, _digest(weight)) for weight, ends in names.items() if len(ends) > 1 or not tied.isdisjoint(ends)]
+        own = []  # of each parameter with several names or a tied one: its names, and its digest
+        for weight, aliases in names.items():
+            if len(aliases) > 1 or not tied.isdisjoint(aliases):
+                own.append((aliases, _digest(weight)))
         reports = [json.loads(text) for text in _exchange_texts(json.dumps(own), exchange)]
-        parameters = [
-            (rank, {(stage, name) for stage, name in ends}, digest)
-            for rank, report in enumerate(reports)
-            for ends, digest in report
-        ]
-        joined = _joined([*map(set, self.ties), *(ends for _, ends, _ in parameters)])
-        alone = [[ends[0]] for ends in names.values() if not any(ends[0] in each for each in joined)]
+        parameters: list[tuple[int, set[Name], int]] = []  # those of all ranks, after the rank
+        for rank, report in enumerate(reports):
+            for reported, digest in report:
+                parameters.append((rank, {(stage, name) for stage, name in reported}, digest))
+        joined = _joined([*map(set, self.ties), *(aliases for _, aliases, _ in parameters)])
+        alone = [[aliases[0]] for aliases in names.values() if not any(aliases[0] in each for each in joined)]
         classes: defaultdict[tuple[int, Sequence[int]], list[list[Name]]] = defaultdict(list)
         found = []
         for each in sorted([*map(sorted, joined), *alone]):
-            ranks = tuple(sorted({copy[stage] for stage, _ in each for copy in self.placement.holders}))
-            if self.group.rank in ranks:
-                classes[each[0][0], ranks].append(each)
-                digests = [(rank, digest) for rank, ends, digest in parameters if not ends.isdisjoint(each)]
-                mine = next((digest for rank, digest in digests if rank == self.group.rank), None)
-                for rank, digest in digests:
-                    if mine not in (None, digest):
-                        found.append(
-                            f"the tied weights on rank {self.group.rank} and rank {rank} are not the same in shape, "
-                            "dtype, requires_grad or values"
-                        )
+            stages = {stage for stage, _ in each}
+            ranks = tuple(sorted({copy[stage] for copy in self.placement.holders for stage in stages}))
+            if self.group.rank not in ranks:
+                continue
+            classes[min(stages), ranks].append(each)
+            digests = [(rank, digest) for rank, aliases, digest in parameters if not aliases.isdisjoint(each)]
+            mine = next((digest for rank, digest in digests if rank == self.group.rank), None)
+            for rank, digest in digests:
+                if mine not in (None, digest):
+                    found.append(
+                        f"the tied weights on rank {self.group.rank} and rank {rank} are not the same in shape, "
+                        "dtype, requires_grad or values"
+                    )
         # In the same order on all ranks, so that none waits for another in a cycle; stage by stage, to save memory.
         self._classes = [(ranks, each) for (_, ranks), each in sorted(classes.items())]
         return found
@@ -388,11 +407,16 @@ def _is_tie(tie: Any) -> bool:
 
 
 def _joined(groups: Iterable[set[Name]]) -> list[set[Name]]:
-    """Join groups that have a name in common, until no two have."""
+    """Join groups that have a name in common, until no two have: {a, b}, {c}, {b, d} become {c}, {a, b, d}."""
     joined: list[set[Name]] = []
     for group in groups:
-        apart = [each for each in joined if each.isdisjoint(group)]
-        joined = [*apart, group.union(*(each for each in joined if each not in apart))]
+        apart, union = [], set(group)
+        for each in joined:
+            if each.isdisjoint(group):
+                apart.append(each)
+            else:
+                union |= each
+        joined = [*apart, union]
     return joined
 
 
@@ -451,11 +475,15 @@ def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
     for same in weights:
         grads = [_local(each.grad) for each in same if each.grad is not None]
         dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
-        sums.append(reduce(torch.add, dense) if dense else torch.zeros_like(_local(same[0]), dtype=grad_dtype(same[0])))
+        if dense:
+            sums.append(reduce(torch.add, dense))
+        else:
+            sums.append(torch.zeros_like(_local(same[0]), dtype=grad_dtype(same[0])))
         marks.append(bool(grads))
     row = torch.cat([each.reshape(-1) for each in sums])
     # Copying numbers to a GPU would let the host wait for the GPU.
-    return torch.cat([row, row.new_ones(len(marks)) if all(marks) else row.new_tensor(marks)])
+    flags = row.new_ones(len(marks)) if all(marks) else row.new_tensor(marks)
+    return torch.cat([row, flags])
 
 
 def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> None:
@@ -465,7 +493,9 @@ def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> 
     """
     *parts, marks = row.split([*(_local(same[0]).numel() for same in weights), len(weights)])
     for same, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
-        for weight in same if has_grad else ():
+        if not has_grad:
+            continue
+        for weight in same:
             grad, dtype = weight.grad, grad_dtype(weight)
             if grad is None or grad.layout != torch.strided or grad.dtype != dtype or hasattr(grad, "to_local"):
                 weight.grad = torch.empty_like(weight, dtype=dtype)

@@ -87,7 +87,7 @@ class Step:
     def run(self, first: int = 0, behind: int | None = None) -> None:
         """Run the program, or its instructions from `first` on and before `behind`."""
         handled, sharded = self.context.handlers.keys(), self.context.sharded
-        # A handler posts when it wants to. And a part that ends at the cut (`Program.cut`) may be discarded: it must not
+        # A handler posts when it wants to. A part that ends at the cut (`Program.cut`) may be discarded, so it must not
         # post a receive from behind the cut, whose message may never come.
         early = behind is None and handled.isdisjoint(RECEIVE)
         part = self.program.instructions[first:behind]

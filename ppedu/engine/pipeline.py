@@ -346,10 +346,16 @@ class Pipeline:
         def begin() -> Step:
             torch.clear_autocast_cache()  # in a context around this call, it has the weights of an earlier step
             for index, stage in self.stages.items():
-                keep = outputs and stage is self.last
-                weighted, loss_fn = weights.get(index, ()), self.loss_fn if stage is self.last else None
+                is_last = stage is self.last
                 stage.begin(
-                    batch.inputs, targets, weighted, loss_kwargs, loss_scale, loss_fn, outputs=keep, timed=False
+                    batch.inputs,
+                    targets,
+                    weights.get(index, ()),
+                    loss_kwargs,
+                    loss_scale,
+                    self.loss_fn if is_last else None,
+                    outputs=outputs and is_last,
+                    timed=False,
                 )
             return Step(context, program, batch, kinds, self.steps, training)
 
@@ -361,9 +367,13 @@ class Pipeline:
         if self.last and call != "forward" and not self._warned and self.batching.ignores_unevenly(batch.targets):
             self._warned = True
             warnings.warn(UNEVEN, stacklevel=3)
-        made = self.last.outputs if self.last else {}  # by microbatch
-        joined = self.batching.join([made[m] for m in sorted(made)]) if made else None
-        return (loss, joined) if outputs else loss
+        if not outputs:
+            return loss
+        joined = None
+        if self.last and self.last.outputs:
+            made = self.last.outputs  # by microbatch
+            joined = self.batching.join([made[m] for m in sorted(made)])
+        return loss, joined
 
     def _run_with_barrier(self, call: str, step: Step, loss_scale: float) -> torch.Tensor:
         """Run a step, wait for the results of all ranks, and return its loss."""
@@ -384,8 +394,13 @@ class Pipeline:
     def _train_without_barrier(
         self, validation: Validation, begin: Callable[[], Step], loss_scale: float
     ) -> torch.Tensor | None:
-        """Run a step, and validate the last one meanwhile; return the loss of the last one, if there is one."""
-        step, done, loss = begin(), 0, None
+        """Run a step, and validate the last one meanwhile; return the loss of the last one, if there is one.
+
+        Run this step up to its cut, which is before the first backward, while the results of the last one arrive. If
+        the last one was wrong, so were the weights that these instructions have used: begin again.
+        """
+        step, loss = begin(), None
+        done = 0  # instructions of this step
         if validation.pending:
             random = device.random_state(self.device)
             with self._guarded(step):
@@ -485,7 +500,8 @@ class Pipeline:
         ]
         first = min(trained, default=self.schedule.stages)
         self.control.meet(purpose)
-        rows = self.control.exchange(torch.tensor([clock.machine(), first, *storage(modules)]), purpose).tolist()
+        own = torch.tensor([clock.machine(), first, *storage(modules)])
+        rows = self.control.exchange(own, purpose).tolist()
         self.messages.trained_from = min(row[1] for row in rows)
         self.sharded = is_sharded([row[2:] for row in rows])
         shards = Shards(modules, self.group.rank)
@@ -514,15 +530,15 @@ class Pipeline:
         self.clocks.machines = [row[0] for row in rows]
         self.clocks.compare(self.control, purpose)
         return Context(
-            self.group.rank,
-            self.device,
-            self.stages,
-            self.handlers,
-            self.messages,
-            self.gradients,
-            shards,
-            self.sharded,
-            self.autocast,
-            self.seed,
-            self.batching.variable_shapes,
+            rank=self.group.rank,
+            device=self.device,
+            stages=self.stages,
+            handlers=self.handlers,
+            messages=self.messages,
+            gradients=self.gradients,
+            shards=shards,
+            sharded=self.sharded,
+            autocast=self.autocast,
+            seed=self.seed,
+            variable_shapes=self.batching.variable_shapes,
         )

@@ -79,16 +79,10 @@ class Validation:
         known = dict.fromkeys(gradients.weights)
         foreign = [w for w in stepped if w not in known]
         lacking = [w for w in known if w not in stepped and w.requires_grad]
-        for some, what in (
-            (foreign, "has {} that no stage of this rank has"),
-            (lacking, "lacks {} of this rank's stages"),
-        ):
-            if some:
-                raise SettingError(
-                    f"the optimizer of PostValidation {what.format(plural(len(some), 'weight'))}, the first of shape "
-                    f"{tuple(some[0].shape)}; make it from all parameters of the rank's stages, or freeze those that "
-                    "it should not have"
-                )
+        if foreign:
+            raise _wrong_optimizer(f"has {plural(len(foreign), 'weight')} that no stage of this rank has", foreign[0])
+        if lacking:
+            raise _wrong_optimizer(f"lacks {plural(len(lacking), 'weight')} of this rank's stages", lacking[0])
         self.pending: tuple[Callable[[], torch.Tensor], Schedule, Snapshot] | None = None
 
     def step(self, step: Step, offset: float, modules: Iterable[nn.Module]) -> None:
@@ -105,7 +99,8 @@ class Validation:
         self.options.optimizer.step()
         for weight in self.gradients.weights:
             weight.grad = None
-        self.pending, self._left = (arrives, step.program.schedule, before), self._versions()
+        self.pending = arrives, step.program.schedule, before
+        self._left = self._versions()
 
     def require_unchanged(self) -> None:
         """Raise PipelineError if weights have been changed since the step, as taking it back would undo that."""
@@ -123,21 +118,30 @@ class Validation:
         """
         assert self.pending
         arrives, schedule, before = self.pending
-        rows, self.pending = arrives(), None
+        rows = arrives()
+        self.pending = None
         with self.control.required_for("validate the last step"):
             found = results.read(rows, schedule, self.gradients.gather_replicas)
         most = math.inf if self.options.max_norm is None else self.options.max_norm
         finite = bool(found.loss.isfinite()) and math.isfinite(found.norm)
         clipped = found.norm + 1e-6 > most  # as in torch's clip_grads_with_norm_
-        if clipped or not finite:
+        wrong = clipped or not finite
+        if wrong:
             before.restore()
         if clipped and finite:
             before.step_clipped(most, found.norm)
-        return found, clipped or not finite
+        return found, wrong
 
     def _versions(self) -> list[tuple[int, int]]:
         """Return numbers that change whenever a weight is changed in place or replaced."""
         return [(id(weight), version(weight)) for weight in self.gradients.weights]
+
+
+def _wrong_optimizer(how: str, first: torch.Tensor) -> SettingError:
+    return SettingError(
+        f"the optimizer of PostValidation {how}, the first of shape {tuple(first.shape)}; make it from all parameters "
+        "of the rank's stages, or freeze those that it should not have"
+    )
 
 
 class Snapshot:

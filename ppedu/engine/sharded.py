@@ -29,6 +29,8 @@ WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how a rank stores the weights 
 def storage(modules: Mapping[int, nn.Module]) -> list[int]:
     """Return one stage for each way of storing weights (WHOLE, SHARDED, IN_PARTS, WRAPPED), -1 for a way not in use.
 
+    If stage 0 is whole and stages 2 and 4 are sharded, that is [0, 4, -1, -1].
+
     Args:
         modules: all stages of the rank, by number. Those without trainable weights do not count.
     """
@@ -53,9 +55,11 @@ def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
         SettingError: a stage is in a wrapper that synchronizes after the wrong backward; only parts of a stage are
             sharded; or some stages are sharded and others are not.
     """
-    where: dict[int, str] = {}
+    where: dict[int, str] = {}  # a stage for each way of storing weights that is in use
     for rank, row in enumerate(rows):
-        where |= {how: f"stage {stage} on rank {rank}" for how, stage in enumerate(row) if stage >= 0}
+        for how, stage in enumerate(row):
+            if stage >= 0:
+                where[how] = f"stage {stage} on rank {rank}"
     if WRAPPED in where:
         raise SettingError(
             f"{where[WRAPPED]} is in a wrapper, such as DistributedDataParallel, that synchronizes gradients after the "
@@ -121,8 +125,9 @@ class Shards:
                 )
             meshes = [weight.device_mesh for weight in parts[0].parameters() if hasattr(weight, "device_mesh")]
             reached = {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
-            missed = set(dist.get_process_group_ranks(replicas)) - reached if replicas and reached else ()
-            if missed:
+            if not replicas or not reached:
+                continue
+            if missed := set(dist.get_process_group_ranks(replicas)) - reached:
                 found.append(
                     f"the replicas include the global ranks {sorted(missed)}, over which stage {stage} is not sharded, "
                     "so that its gradients would not be averaged over them; give fully_shard a mesh of all replicas"

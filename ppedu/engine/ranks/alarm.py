@@ -43,7 +43,8 @@ def sound(groups: Sequence[dist.ProcessGroup], name: str, own: bool) -> str:
     Returns:
         The name of the rank that failed first; "" if no rank has stated one.
     """
-    first = _answer(STORE_SECONDS, partial(_first, groups, name if own else "")) or (name if own else "")
+    suspect = name if own else ""
+    first = _answer(STORE_SECONDS, partial(_first, groups, suspect)) or suspect
     for group in groups:
         if backend_for("cpu", group) == "gloo":
             _close_connections(group)
@@ -82,8 +83,9 @@ def _first(groups: Sequence[dist.ProcessGroup], name: str) -> str:
     stores: list[Any] = [store_of(group) for group in groups]
     known = [store.get(FIRST) for store in stores if store.check([FIRST])]
     first = known[0].decode() if known else name
-    for store in stores if first else []:
-        first = store.compare_set(FIRST, "", first).decode()
+    if first:
+        for store in stores:
+            first = store.compare_set(FIRST, "", first).decode()  # the name that another rank has just stored, if any
     return first
 
 

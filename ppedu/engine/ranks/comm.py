@@ -148,12 +148,16 @@ def backend_for(kind: str, process_group: dist.ProcessGroup | None) -> str:
 
     `dist.get_backend` does not tell: a group can have one for each kind, such as "cpu:gloo,cuda:nccl".
     """
-    return dict(each.split(":") for each in dist.get_backend_config(process_group).split(",")).get(kind, "")
+    backends = dict(each.split(":") for each in dist.get_backend_config(process_group).split(","))
+    return backends.get(kind, "")
 
 
 def _sends_from(kind: str, process_group: dist.ProcessGroup | None) -> bool:
     """Return whether a process group sends from devices of this kind. gloo copies from GPUs to the host first."""
-    return backend_for(kind, process_group) not in ("", "gloo" if kind == "cuda" else "")
+    backend = backend_for(kind, process_group)
+    if kind == "cuda" and backend == "gloo":
+        return False
+    return backend != ""
 
 
 def place() -> tuple[torch.device, str]:
@@ -256,21 +260,24 @@ def _exchange(
         incoming = torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
         layout = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
 
-    # The layouts go first, so that a message of the wrong shape is refused before it is received.
-    for sent, received in ((own_layout, layout), (outgoing, incoming)):
+    def swap(sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
         try:
             with published(lambda: Wait(f"{operation} with rank {global_peer}", kind, global_peer)):
                 for request in start_swap(sent, received, peer, group):
                     request.wait()
         except RuntimeError as error:
             raise CommunicationError(f"{where}: {failure(error, peer)}") from error
-        if received is layout and layout is not None and incoming is not None:
-            expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(layout.tolist())
-            if found != expected:
-                raise CommunicationError(
-                    f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came; "
-                    "receive with the sender's shape and dtype"
-                )
+
+    # The layouts go first, so that a message of the wrong shape is refused before it is received.
+    swap(own_layout, layout)
+    if incoming is not None and layout is not None:
+        expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(layout.tolist())
+        if found != expected:
+            raise CommunicationError(
+                f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came; "
+                "receive with the sender's shape and dtype"
+            )
+    swap(outgoing, incoming)
     if incoming is None:
         return None
     received = incoming if device is None else incoming.to(device)

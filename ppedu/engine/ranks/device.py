@@ -105,7 +105,10 @@ def host_clock(device: torch.device, tries: int = 5) -> Callable[[Any], float]:
 
 def random_state(device: torch.device) -> list[torch.Tensor]:
     """Return the state of all random number generators that computing on `device` may use."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> None:

@@ -7,7 +7,9 @@ to before they have arrived.
 
 A gradient is sent back for each tensor that wanted one in the first message of its kind. If a tensor did not, but is
 computed where a gradient may be wanted for another microbatch (a model with images in some of them), later messages end
-with one more tensor, which states for which tensors a gradient is wanted, too.
+with one more tensor, which states for which tensors a gradient is wanted, too. Say a stage sends its outputs for text
+and for images, and microbatch 0 has no images. Its message is (text, images), in which only the text wants a gradient;
+that of microbatch 1 is (text, images, [True, True]).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from ppedu.engine.ranks.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, e
 
 MOST_TENSORS = 8  # in one message
 MESSAGE_OPS = [Op.SEND_F, Op.SEND_B]  # a header contains an op's index in this list
+# Stage, op, microbatch and number of tensors; then for each tensor whether a gradient is wanted, and its layout.
 HEADER_SIZE = 4 + MOST_TENSORS * (1 + LAYOUT_SIZE)
 
 
@@ -93,13 +96,14 @@ class Messages:
         """Send a number to each of these ranks, and receive one; each of them must call this.
 
         NCCL connects two ranks when they first send in a direction, and that has no time limit. So they do it here,
-        where none of them has failed yet, pair by pair in an order that is the same on all ranks.
+        where none of them has failed yet, pair by pair in an order that is the same on all ranks: (0, 1), (0, 2), …,
+        (1, 2), ….
         """
-        own = self.group.rank
-        for low, high in sorted((min(own, peer), max(own, peer)) for peer in peers):
-            send, receive = self.channel.send, self.channel.recv
-            for transfer in (send, receive) if own == low else (receive, send):
-                work = transfer([torch.zeros(1, device=self.device)], high if own == low else low, 0)
+        send, receive = self.channel.send, self.channel.recv
+        for peer in sorted(peers):
+            transfers = (send, receive) if self.group.rank < peer else (receive, send)
+            for transfer in transfers:
+                work = transfer([torch.zeros(1, device=self.device)], peer, 0)
                 device.wait(work, self.device, self.timeout)
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
@@ -166,7 +170,9 @@ class Messages:
         arrived = tuple(tensor.to(home) for tensor in tensors)
         for tensor, layout in zip(arrived, layouts, strict=True):
             tensor.requires_grad_(layout.wants_grad)
-        used = self._used.get((action.stage, action.microbatch)) if action.op == Op.RECV_B and self._used else None
+        if action.op != Op.RECV_B:
+            return arrived
+        used = self._used.get((action.stage, action.microbatch))
         return arrived if used is None else tuple(compress(arrived, used))
 
     def release(self, actions: Iterable[Action]) -> None:
@@ -203,19 +209,21 @@ class Messages:
         A gradient has the layout of its activation, and only activations that require grad have one. Where that varies,
         this is None before the activation of this microbatch has been sent or received.
         """
-        if (action, kind) not in self._layouts:
-            key = self._key(action, kind)
-            forward, varies = action.op in (Op.SEND_F, Op.RECV_F), key in self._varying
+        known = self._layouts.get((action, kind))
+        if known is not None:
+            return known
+        key = self._key(action, kind)
+        forward, varies = action.op in (Op.SEND_F, Op.RECV_F), key in self._varying
+        if varies and not forward:
+            found = self._wanted.get((key[0], action.microbatch))
+        else:
             found = self.activation_layouts.get(key)
-            if varies and not forward:
-                found = self._wanted.get((key[0], action.microbatch))
-            if found is None:
-                return None
-            layouts = found if forward else [each._replace(wants_grad=False) for each in found if each.wants_grad]
-            if varies:
-                return layouts
+        if found is None:
+            return None
+        layouts = found if forward else [each._replace(wants_grad=False) for each in found if each.wants_grad]
+        if not varies:
             self._layouts[action, kind] = layouts
-        return self._layouts[action, kind]
+        return layouts
 
     def _varies(self, action: Action, kind: Hashable) -> bool:
         """Return whether an activation states for what else a gradient is wanted."""
@@ -268,7 +276,8 @@ class Messages:
         """Describe the wait for a message, on behalf of the action `user` that requires it, for a hang report."""
         peer = self.group.peer(self.peer(action))
         kind, way = ("send", "to") if action.op in SEND else ("receive", "from")
-        return Wait(f"{f'{user}, for {action}' if user else action} {way} rank {peer}", kind, peer)
+        subject = f"{user}, for {action}" if user else str(action)
+        return Wait(f"{subject} {way} rank {peer}", kind, peer)
 
     def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
         subject = f"{user} waits for {action}" if user else str(action)
@@ -329,8 +338,12 @@ class Messages:
         arrived, wanted = Action(stage, MESSAGE_OPS[op], microbatch), other_end(action)
         if arrived != wanted:
             raise self._error(f"{action} expects the message of {wanted}, but that of {arrived} arrived")
-        starts = [4 + (1 + LAYOUT_SIZE) * number for number in range(count)]
-        return [Layout(*decode_layout(header[at + 1 : at + 1 + LAYOUT_SIZE]), bool(header[at])) for at in starts]
+        layouts = []
+        for number in range(count):
+            start = 4 + number * (1 + LAYOUT_SIZE)
+            wants_grad, *layout = header[start : start + 1 + LAYOUT_SIZE]
+            layouts.append(Layout(*decode_layout(layout), bool(wants_grad)))
+        return layouts
 
 
 def other_end(action: Action) -> Action:

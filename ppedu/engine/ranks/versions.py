@@ -152,10 +152,10 @@ def is_persistent(module: nn.Module, name: str) -> bool:
 
 def keep_buffers(module: nn.Module) -> Callable[[], None]:
     """Return a function that restores the buffers of all parts of the module, and their values."""
-    kept: list[tuple[Any, list[tuple[str, Any, Any]]]] = [
-        (part._buffers, [(name, each, None if each is None else each.clone()) for name, each in part._buffers.items()])
-        for part in module.modules()
-    ]
+    kept: list[tuple[Any, list[tuple[str, Any, Any]]]] = []  # by part: its dict of buffers, and what was in it
+    for part in module.modules():
+        before = [(name, each, None if each is None else each.clone()) for name, each in part._buffers.items()]
+        kept.append((part._buffers, before))
 
     @torch.no_grad()
     def restore() -> None:

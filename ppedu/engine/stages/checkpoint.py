@@ -110,7 +110,8 @@ class Checkpoints:
         self._locked = False
         dicts = [module.state_dict(keep_vars=True) for _, module in self._modules]
         held = {id(value) for each in dicts for value in each.values()}
-        for (_, module), each in zip(self._modules, dicts, strict=True):  # copies are known by their names
+        # A state dict may hold copies, whose weights are known by their names.
+        for (_, module), each in zip(self._modules, dicts, strict=True):
             held |= {id(weight) for name, weight in module.named_parameters(remove_duplicate=False) if name in each}
         for weight in chain(*(each["params"] for each in optimizer.param_groups)):
             if id(weight) not in held:
@@ -184,10 +185,13 @@ class Checkpoints:
 
         def look() -> tuple[Path, list[float], dict[str, Any], dict[str, Any]] | None:
             self._require_lock()
-            if (found := _newest(self.folder, self.model)) is None:
+            found = _newest(self.folder, self.model)
+            if found is None:
                 return None
-            with _one_error(_unreadable(found[0])):
-                return *found, checkpoint.FileSystemReader(found[0]).read_metadata().state_dict_metadata
+            path, losses, states = found
+            with _one_error(_unreadable(path)):
+                listed = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
+            return path, losses, states, listed
 
         newest = self._on_first(look)
         self._find_prefixes()
@@ -240,7 +244,7 @@ class Checkpoints:
                 if values.setdefault((stage, name), value) != value:
                     raise PipelineError(f"rank {rank} holds two weights with the name {name!r}; {BY_STAGE}")
         by_stage = any(len(each) > 1 for each in stages.values())
-        for name in [] if by_stage else names:
+        for name in () if by_stage else names:  # "optimizer.head.weight.exp_avg" is also state of "head.weight"
             weight, _, part = name.removeprefix("optimizer.").rpartition(".")
             if name.startswith("optimizer.") and weight in names:
                 raise PipelineError(
@@ -313,7 +317,7 @@ class Checkpoints:
         """
         count = Counter(chain(*self._gather([*values])))
         looks = self._gather({name: _look(value) for name, value in values.items() if count[name] > 1})
-        first: dict[tuple[str, Any], tuple[int, Any]] = {}
+        first: dict[tuple[str, Any], tuple[int, Any]] = {}  # by name and offset, a rank that holds it, and its look
         for rank, mine in enumerate(looks):
             for name, (offset, look) in mine.items():
                 other, expected = first.setdefault((name, offset), (rank, look))
@@ -332,14 +336,18 @@ class Checkpoints:
         """
         wrong = []
         for name, value in values.items():
-            form, found = _form(value), _form(listed[name]) if name in listed else None
+            form = _form(value)
+            found = _form(listed[name]) if name in listed else None
             if found != form:
                 has = f"has {name!r} {found}, not" if found else f"does not have {name!r}"
                 wrong.append(f"{has} {form} as on rank {self.group.rank}")
-        ranks = self._gather(([*values], wrong[:1]))
-        held = {*chain(*(names for names, _ in ranks))}
-        more = [f"also has {name!r}, which is on none of the ranks" for name in listed if name not in held]
-        for sentence in [*chain(*(wrong for _, wrong in ranks)), *more]:
+        held: set[str] = set()
+        sentences: list[str] = []
+        for names, wrong_there in self._gather(([*values], wrong[:1])):
+            held.update(names)
+            sentences += wrong_there
+        sentences += [f"also has {name!r}, which is on none of the ranks" for name in listed if name not in held]
+        for sentence in sentences:
             raise PipelineError(
                 f"the checkpoint {str(path)!r} {sentence}; resume with the stages and the optimizer with which it was "
                 "saved, or save in another folder"

@@ -53,9 +53,12 @@ def count(
     for number in range(whole.pieces):
         last = number == whole.pieces - 1
         stage = whole.stage(range(number, number + 1))
-        name = (
-            f"layer {number - ends}" if not ends or 0 < number < whole.pieces - 1 else "head" if last else "embedding"
-        )
+        if ends and number == 0:
+            name = "embedding"
+        elif ends and last:
+            name = "head"
+        else:
+            name = f"layer {number - ends}"
         try:
             piece, x = _count(stage, x, name, loss_fn if last else None)
         except (RuntimeError, TypeError, IndexError) as error:
@@ -81,11 +84,11 @@ def _count(stage: nn.Module, x: torch.Tensor, name: str, loss_fn: Any) -> tuple[
         return int(counter.get_total_flops())
 
     forward = flops()
-    first = flops(x) - forward if x.requires_grad else 0
+    input_half = flops(x) - forward if x.requires_grad else 0
     wanted = [*weights, x] if x.requires_grad else weights
-    both = flops(*wanted) - forward if wanted else 0
+    backward = flops(*wanted) - forward if wanted else 0
     number = sum(weight.numel() for weight in stage.parameters())
-    return Piece(name, forward, both, first, both - first, number, kept, logits), y
+    return Piece(name, forward, backward, input_half, backward - input_half, number, kept, logits), y
 
 
 def _saved(stage: nn.Module, x: torch.Tensor, loss_fn: Any) -> tuple[torch.Tensor, int, int]:
@@ -110,11 +113,12 @@ def _saved(stage: nn.Module, x: torch.Tensor, loss_fn: Any) -> tuple[torch.Tenso
         own = {_storage(each) for each in given.values()}
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             y = functional_call(stage, given, (_on_cpu(x) if x.is_meta else x,))
-            before = size()
+            without_loss = size()
             result = y if loss_fn is None else loss_fn(y)
         kept = size()
         del result
-    return torch.empty(y.shape, dtype=y.dtype, device="meta") if x.is_meta else y.detach(), kept, kept - before
+    output = torch.empty(y.shape, dtype=y.dtype, device="meta") if x.is_meta else y.detach()
+    return output, kept, kept - without_loss
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

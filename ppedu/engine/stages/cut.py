@@ -39,7 +39,8 @@ class Chain:
     @property
     def pieces(self) -> int:
         """The number of pieces: the begin, each layer, and the end. An `nn.Sequential` has only layers."""
-        return len(self.layers) + 2 * bool(self.begin or self.end)
+        has_ends = bool(self.begin or self.end)
+        return len(self.layers) + (2 if has_ends else 0)
 
     @property
     def parts(self) -> str:
@@ -50,8 +51,10 @@ class Chain:
         """Return the stage that holds these pieces."""
         if not (self.begin or self.end):
             return CutStage({}, {str(number): self.layers[number] for number in pieces}, {}, None)
-        layers = {str(number - 1): self.layers[number - 1] for number in pieces if 0 < number < self.pieces - 1}
-        begin, end = self.begin if 0 in pieces else {}, self.end if self.pieces - 1 in pieces else {}
+        last = self.pieces - 1
+        layers = {str(number - 1): self.layers[number - 1] for number in pieces if 0 < number < last}
+        begin = self.begin if 0 in pieces else {}
+        end = self.end if last in pieces else {}
         return CutStage(begin, layers, end, self.rotary if layers else None)
 
 
@@ -81,7 +84,9 @@ class CutStage(nn.Module):
             x = x[0] if keywords and isinstance(x, tuple) else x
         for module in self.end.values():
             x = module(x)
-        return x if any(map(len, (self.begin, self.layers, self.end))) else x.view_as(x)  # a stage without pieces
+        if not self.begin and not self.layers and not self.end:  # a stage without pieces
+            return x.view_as(x)
+        return x
 
 
 def cut(
@@ -131,6 +136,7 @@ def cut(
 def _is_chain(module: nn.Module) -> bool:
     """Return whether the forward of a model is that of `nn.Sequential`, or of a class that says `chained = True`."""
     forward = getattr(module.forward, "__func__", None)
+    # The class that defines the forward: a subclass with a forward of its own may not be a chain.
     owner = next((each for each in type(module).__mro__ if vars(each).get("forward") is forward), None)
     return owner is nn.Sequential or (owner is not None and vars(owner).get("chained", False))
 
@@ -141,7 +147,10 @@ def find_chain(module: nn.Module) -> Chain:
         return Chain({}, [*module], {})
     lists = (nn.ModuleList, nn.ModuleDict) if getattr(module, "chained", False) else (nn.ModuleList,)
     # The owner of the layers is the model, or the first module in it.
-    owners = [module, *(each for each in [*module.children()][:1] if not isinstance(each, nn.ModuleList))]
+    owners = [module]
+    first = next(module.children(), None)
+    if first is not None and not isinstance(first, nn.ModuleList):
+        owners.append(first)
     found = [
         (owner, name, each) for owner in owners for name, each in owner.named_children() if isinstance(each, lists)
     ]
@@ -186,9 +195,19 @@ def _partition(whole: Chain, stages: int, costs: Any) -> list[range]:
 
 
 def with_ends(layers: Sequence[range]) -> list[range]:
-    """Return the pieces of each stage, given its layers: piece 0 is the embedding, the last one is the head."""
-    last = len(layers) - 1
-    return [range(each.start + (stage > 0), each.stop + 1 + (stage == last)) for stage, each in enumerate(layers)]
+    """Return the pieces of each stage, given its layers: piece 0 is the embedding, the last one is the head.
+
+    For the layers [range(0, 2), range(2, 4)] they are [range(0, 3), range(3, 6)].
+    """
+    found = []
+    for stage, each in enumerate(layers):
+        start, stop = each.start + 1, each.stop + 1  # of its layers, counted after the embedding
+        if stage == 0:
+            start -= 1
+        if stage == len(layers) - 1:
+            stop += 1
+        found.append(range(start, stop))
+    return found
 
 
 def _require_complete(module: nn.Module, whole: Chain) -> None:
@@ -219,11 +238,13 @@ def _require_unshared(whole: Chain, partition: Sequence[range], schedule: Schedu
     for stage, pieces in enumerate(partition):
         for name, weight in whole.stage(pieces).named_parameters():
             places.setdefault(weight, {})[stage] = name
-    apart = []
+    apart = []  # pairs of names of one weight, each a stage and the name there
     for names in places.values():
         ranks = {stage: {copy[stage] for copy in schedule.placement.holders} for stage in names}
         first, *others = names
-        apart += [((first, names[first]), (each, names[each])) for each in others if ranks[each] != ranks[first]]
+        for other in others:
+            if ranks[other] != ranks[first]:
+                apart.append(((first, names[first]), (other, names[other])))
     if apart:
         stages = sorted({stage for tie in apart for stage, _ in tie})
         more = f", and {plural(len(apart) - 1, 'more pair')} like this" if len(apart) > 1 else ""
@@ -303,5 +324,6 @@ def _trained_by(output: torch.Tensor) -> set[torch.Tensor]:
         if node not in seen:
             seen.add(node)
             left += [other for other, _ in node.next_functions]
-            found |= {node.variable} if hasattr(node, "variable") else set()
+            if hasattr(node, "variable"):
+                found.add(node.variable)
     return found

@@ -72,11 +72,18 @@ def backward_input(
         torch.autograd.backward(list(outputs), list(grads))
         return [pop_grad(x) for x in inputs], lambda: None
 
-    wanted = [*edges, *immediate, *(entry for joint in joints for entry in joint.entries)]
+    wanted = [*edges, *immediate]
+    for joint in joints:
+        wanted += joint.entries
+    # The gradients, in the order of `wanted`, from which each of the following parts takes its own.
     found = iter(torch.autograd.grad(list(outputs), wanted, list(grads), retain_graph=bool(joints), allow_unused=True))
-    own = [torch.zeros_like(x) if (grad := next(found)) is None else grad for x in inputs]
+    own = []
+    for x in inputs:
+        grad = next(found)
+        own.append(torch.zeros_like(x) if grad is None else grad)
     computed = _with_grads(immediate, found)
-    return own, partial(_backward_weight, [(joint, _with_grads(joint.entries, found)) for joint in joints], computed)
+    caught = [(joint, _with_grads(joint.entries, found)) for joint in joints]
+    return own, partial(_backward_weight, caught, computed)
 
 
 def _backward_weight(joints: list[tuple[Joint, EdgeGrads]], computed: EdgeGrads) -> None:
@@ -141,6 +148,9 @@ class Graph:
 def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[list[Joint], list[GradientEdge], bool]:
     """Find where weights join the main path from `outputs` to `inputs`.
 
+    In relu(x @ a) @ b, the main path is the second product, relu and the first product. The weight b joins it at the
+    second product, and a at the first.
+
     Returns:
         The joints in the order in which a backward visits them, the edges of the weights that cannot wait, and whether
         the graph contains a reentrant checkpoint.
@@ -157,7 +167,7 @@ def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[li
         piece: set[Any] = _reached([next(iter(beside))], lambda node: (users[node] | graph.uses[node]) - path)
         beside -= piece
         weights = [node for node in piece if hasattr(node, "variable")]
-        used = {node: users[node] & path for node in piece if users[node] & path}
+        used = {node: users[node] & path for node in piece if users[node] & path}  # nodes that the path uses, and where
         joints = set().union(*used.values())
         # A node with a single user can be differentiated through that user without running any other joint.
         separable = not piece & graph.roots and all(len(users[node]) == 1 and holds_graph(node) for node in used)
@@ -169,7 +179,7 @@ def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[li
         if len(joints) == 1:
             found[joints.pop()].weights.extend(node.variable for node in weights)
         else:
-            for node, (joint,) in used.items():
+            for node, (joint,) in used.items():  # each has one user
                 across = {place for other, place in joint.next_functions if other is node}
                 found[joint].edges.extend(GradientEdge(node, place) for place in across)
     order = sorted(found, key=lambda node: -sequence_number(node))

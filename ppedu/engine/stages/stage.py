@@ -77,9 +77,9 @@ class Stage:
         self.loss_kwargs, self.loss_scale = loss_kwargs or {}, loss_scale
         self._loss_fn = loss_fn or self.loss_fn
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
+        self._weighted: list[torch.Tensor] = []  # all losses, each times its microbatch's weight
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
-        self._weighted: list[torch.Tensor] = []  # the same, each times its weight
         self._alone = timed
         if timed:
             self.device = home([self.module], torch.device("cpu"))
@@ -110,7 +110,8 @@ class Stage:
         """
         value = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
-        received, again = x is not None, None
+        received = x is not None
+        again = None  # with `recompute`, runs this forward again
         start = self.clock.now()
         if self.recompute and torch.is_grad_enabled():
             kind = self.device.type
@@ -204,6 +205,7 @@ class Stage:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
         elif not received:
             xs = _versioned(xs)
+        # The tensors that must not be changed: not clones, nor received tensors, unless they are needed again.
         lent = () if self._clones_input or (received and not self.recompute) else xs
         named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
         before, before_named = _versions(lent), {name: _versions(value) for name, value in named.items()}
@@ -243,7 +245,8 @@ class Stage:
             )
         if _versions(y) != before_y:  # allowed, unless its memory has another use
             weights = *self.module.parameters(), *self.module.buffers()
-            kept = self.inputs[microbatch : microbatch + 1], self.outputs.get(microbatch), weights
+            given = self.inputs[microbatch : microbatch + 1]  # nothing on ranks without the inputs
+            kept = given, self.outputs.get(microbatch), weights
             if not _storages(y).isdisjoint(_storages(kept)):
                 raise PipelineError(
                     "loss_fn changes the output in place, but that is also returned, a part of the caller's batch or a "
@@ -360,7 +363,9 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
-    return tuple(values) if len(values) > 1 else values[0] if values else None
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
@@ -370,7 +375,10 @@ def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
     """
     tensors = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
     devices = [each.device for each in tensors]
-    return next((each for each in devices if each.type != "cpu"), devices[0] if devices else default)
+    for device in devices:
+        if device.type != "cpu":
+            return device
+    return devices[0] if devices else default
 
 
 def own_loss(output: Any, target: Any) -> Any:
