@@ -15,7 +15,8 @@ BARRIER = {"TORCH_DIST_INIT_BARRIER": "1"}
 
 def module_path() -> dict[str, str]:
     """Return the environment variable PYTHONPATH as a dict: the folder that holds ppedu, then its current value."""
-    return {"PYTHONPATH": os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{HOME}{os.pathsep}{before}" if before else HOME}
 
 
 def torchrun_environment(

@@ -181,6 +181,7 @@ def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
     """Return the source `cell` with statements that set the variables `names` from the pickled dict in `file`.
 
     The statements are the first ones, but for a docstring and `from __future__ import …`, which must open a program.
+    They are on the line of the last of these, so that the lines keep their numbers.
     """
     load = f"import pathlib, pickle; {', '.join(names)}, = pickle.loads(pathlib.Path({file!r}).read_bytes()).values()"
     program = ast.parse(cell)

@@ -25,11 +25,14 @@ def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path, host
         folder: the run's, with the reports of the ranks.
         hosts: by rank, the host of one that does not run on this machine.
     """
-    read = ((rank, _read(folder / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
-    reports = sorted((report["time"], rank, report["text"]) for rank, report in read if report)
-    causes = [report for report in reports if not DEAD_PEER.search(report[2])]
+    reports: list[tuple[float, int, str]] = []  # the time, the rank, and the traceback
+    for rank in range(ranks):
+        if report := _read(folder / f"{rank}.json", time=float, text=str):
+            reports.append((report["time"], rank, report["text"]))
+    reports.sort()
+    causes = [(time, rank, traceback) for time, rank, traceback in reports if not DEAD_PEER.search(traceback)]
     reported = {rank for _, rank, _ in reports}
-    silent = next((rank for rank in failed if rank not in reported), None)
+    silent = next((rank for rank in failed if rank not in reported), None)  # the first rank that left no report
     if silent is not None and not (causes and causes[0][0] < failed[silent][1]):
         root, status = silent, failed[silent][0]
         text = f"{named(root, hosts)} {describe_status(status)}"
@@ -41,9 +44,8 @@ def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path, host
     else:
         _, root, traceback = (causes or reports)[0]
         ended = [] if causes else sorted(set(range(ranks)) - set(failed))
-        text = (
-            f"{named(root, hosts)} failed{f' because {_names(ended)} had already ended' if ended else ''}:\n{traceback}"
-        )
+        because = f" because {_names(ended)} had already ended" if ended else ""
+        text = f"{named(root, hosts)} failed{because}:\n{traceback}"
     if others := sorted(set(failed) - {root}):
         text += f"\n({_names(others)} failed afterwards)"
     return text
@@ -77,7 +79,8 @@ def read_location(rank: int, folder: Path, program: str) -> Location:
         linecache.checkcache(program)
         return Location(rank, int(own[1]), linecache.getline(program, int(own[1])).strip())
     if text or not stack.exists():  # without the file, the rank has not started yet
-        return Location(rank, 0, "".join(text.splitlines()[1:2]).strip())
+        innermost = text.splitlines()[1:2]  # after a heading
+        return Location(rank, 0, "".join(innermost).strip())
     return Location(rank, 0, None)  # an empty file: the rank is stopped
 
 

@@ -53,8 +53,11 @@ def locate(rank: int, program: str) -> Location:
     line = next((frame.f_lineno for frame in frames if frame.f_code.co_filename == program), 0)
     outside = f"{code.co_name} in {Path(code.co_filename).name}, line {innermost}"
     source = linecache.getline(program, line).strip() if line else outside
-    describe = waiting.current
-    wait = describe() if describe else next(filter(None, map(_torch_wait, frames)), Wait("", ""))
+    if describe := waiting.current:
+        wait = describe()
+    else:
+        waits = (_torch_wait(frame) for frame in frames)
+        wait = next((each for each in waits if each), Wait("", ""))
     return Location(rank, line, source, *wait)
 
 
@@ -85,7 +88,9 @@ def _torch_wait(frame: FrameType) -> Wait | None:
         return None
     if name in ("recv", "send"):
         end = "src" if name == "recv" else "dst"
-        peer = values.get(end) if values.get(end) is not None else values.get(f"group_{end}")
+        peer = values.get(end)
+        if peer is None:
+            peer = values.get(f"group_{end}")
         return Wait(f"{name}({end}={peer})", "receive" if name == "recv" else "send", peer)
     return Wait(name, "all") if COLLECTIVE.fullmatch(name) else None
 
@@ -97,7 +102,8 @@ def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
         at: by rank, the locations of those that run.
         ended: the ranks that have ended.
     """
-    if cycle := next(cycles({rank: [each.peer] for rank, each in at.items() if each.peer is not None}), []):
+    peers = {rank: [each.peer] for rank, each in at.items() if each.peer is not None}
+    if cycle := next(cycles(peers), []):
         pairs = zip(cycle, cycle[1:] + cycle[:1], strict=True)
         waits = ", and ".join(f"rank {a} waits for rank {b}" for a, b in pairs)
         kinds = {at[rank].kind for rank in cycle}
@@ -112,7 +118,8 @@ def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
         each_call = ", ".join(f"rank {rank} is in {call}" for rank, call in calls.items())
         yield f"all ranks must make the same call, but {each_call}"
     elif calls:
-        call, callers = next(iter(calls.values())), ", ".join(map(str, calls))
+        call = next(iter(calls.values()))  # the same for all
+        callers = ", ".join(map(str, calls))
         wait = f"ranks {callers} wait" if len(calls) > 1 else f"rank {callers} waits"
         for rank in at:
             if rank not in calls:

@@ -56,8 +56,10 @@ class Job:
     def torchrun(self, *options: str) -> str:
         """Return the command that starts the ranks of one node."""
         nodes = f"{self.least}:{self.nodes}" if self.elastic else str(self.nodes)
-        words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}", *options]
-        return " ".join([*[FRESH_STORE] * self.elastic, *words, shlex.join(self.program)])
+        words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}", *options, shlex.join(self.program)]
+        if self.elastic:
+            words.insert(0, FRESH_STORE)
+        return " ".join(words)
 
 
 def divide(ranks: int, nodes: int) -> int:
@@ -119,16 +121,15 @@ def _script(path: Path, job: Job) -> dict[Path, bytes]:
 
 def _sbatch(path: Path, job: Job) -> dict[Path, bytes]:
     options = [f"--job-name={path.stem}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.ranks}"]
-    options += ["--no-kill"] * job.elastic
-    own = {each.partition("=")[0] for each in job.options}
+    meeting = ['--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d", f'--rdzv-endpoint="$first:{PORT}"']
+    srun = "srun --kill-on-bad-exit=1"
+    if job.elastic:
+        options.append("--no-kill")
+        meeting.append(f"--max-restarts={RESTARTS}")
+        srun = "srun --no-kill --kill-on-bad-exit=0"
+    run = job.torchrun(*meeting)
+    own = {each.partition("=")[0] for each in job.options}  # the user's options replace ours
     options = [each for each in options if each.partition("=")[0] not in own] + list(job.options)
-    run = job.torchrun(
-        '--rdzv-id="$SLURM_JOB_ID"',
-        "--rdzv-backend=c10d",
-        f'--rdzv-endpoint="$first:{PORT}"',
-        *[f"--max-restarts={RESTARTS}"] * job.elastic,
-    )
-    srun = "srun --no-kill --kill-on-bad-exit=0" if job.elastic else "srun --kill-on-bad-exit=1"
     text = f"""\
         #!/bin/bash
         {SAVED} Submit it with: sbatch {path.name}
@@ -209,7 +210,8 @@ def requirement() -> str:
 
 def _name(path: Path) -> str:
     """Return the job's name: the file's, in the letters that Kubernetes allows."""
-    name = "".join(each if each.isascii() and each.isalnum() else "-" for each in path.name.split(".")[0].lower())
+    stem = path.name.split(".")[0].lower()
+    name = "".join(each if each.isascii() and each.isalnum() else "-" for each in stem)
     return name.strip("-") or "job"
 
 

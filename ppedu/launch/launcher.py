@@ -125,6 +125,7 @@ def kill_children() -> None:
         while True:
             for file in Path("/proc").glob("[0-9]*/stat"):
                 with contextlib.suppress(OSError):
-                    if int(file.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                    _, parent, *_ = file.read_text().rpartition(")")[2].split()  # after the name, which may have spaces
+                    if int(parent) == os.getpid():
                         os.kill(int(file.parent.name), signal.SIGKILL)
             os.waitpid(-1, 0)

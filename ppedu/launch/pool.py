@@ -90,9 +90,10 @@ class RankPool:
 
     def start(self) -> None:
         """Start the launcher, unless it runs already, and return before it has imported torch."""
-        if self.server and self._idle:
+        if self.server and self._idle and not self._lost:
             assert self._control is not None
-            if not (self._lost or (self._ready and wait([self._control], 0))):  # a launcher that ends closes its socket
+            ending = self._ready and wait([self._control], 0)  # a launcher that ends closes its socket
+            if not ending:
                 return
         self.close()
         if self.place is None:
@@ -183,6 +184,7 @@ class RankPool:
             self.start()
         self._wait_until_ready()
         several_nodes = any(flag.startswith("--nnodes") for flag in flags)
+        one_node = [] if several_nodes else ["--standalone"]
         store = self.launcher == "zygote" and self.place is None
         listener = socket.create_server(("127.0.0.1", 0)) if store else None
         if self.place:
@@ -197,7 +199,7 @@ class RankPool:
             "arguments": list(arguments),
             "folder": str(Path.cwd()),
             "environment": shared | (module_path() if self.launcher == "torchrun" else BARRIER),
-            "flags": [*([] if several_nodes else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
+            "flags": [*one_node, f"--nproc-per-node={ranks}", *flags],
         }
         pipes = [os.pipe() for _ in range(ranks)]
         outputs = [reading for reading, _ in pipes]
@@ -305,9 +307,11 @@ class RankPool:
             for output in ranks.keys() & ready:
                 piece = os.read(output, PACKET)
                 text = CONNECTED.sub(b"", withheld.pop(output, b"") + piece)
-                last = text.rfind(b"\n") + 1
-                if piece and text[last:][: len(CONNECTED_BEGIN)] == CONNECTED_BEGIN[: len(text) - last]:
-                    text, withheld[output] = text[:last], text[last:]
+                end = text.rfind(b"\n") + 1  # of the last complete line
+                rest = text[end:]
+                may_be_connected = rest[: len(CONNECTED_BEGIN)] == CONNECTED_BEGIN[: len(rest)]
+                if piece and may_be_connected:
+                    text, withheld[output] = text[:end], rest
                 if text:
                     write(ranks[output], text)
                 if not piece:
@@ -327,7 +331,7 @@ class RankPool:
                         failed[rank] = status, now
                         deadline = min(deadline, now + GRACE_PERIOD)
                 if time.monotonic() > deadline:
-                    if hang is not None:
+                    if hang is not None:  # killed ranks have not ended
                         break
                     hang = "" if failed else self._hang_report(alive, len(outputs), folder, program)
                     self._send(kill=True)

@@ -120,7 +120,8 @@ def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             code = stop.code or 0
-            return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF  # as the system reports it, if it fits a C long
+            fits_c_long = -(2**63) <= code < 2**63
+            return code & 0xFF if fits_c_long else 0xFF  # as the system reports it
         print(stop.code, file=sys.stderr)
         return 1
     except BaseException as error:
@@ -161,12 +162,14 @@ def _program_traceback(error: BaseException, program: str) -> str:
     ours = isinstance(error, PipelineError)
     formatted = traceback.TracebackException.from_exception(error)
     each: traceback.TracebackException | None = formatted
-    while each is not None:
+    while each is not None:  # the error, then the one that caused it, and so on
         frames = list(dropwhile(lambda frame: frame.filename in STARTS_PROGRAMS, each.stack))
         if own := [index for index, frame in enumerate(frames) if frame.filename == program]:
             frames = [frame for frame in frames[own[0] :] if not ours or frame.filename == program]
         each.stack = traceback.StackSummary.from_list(frames)
-        before = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        before = each.__cause__
+        if before is None and not each.__suppress_context__:
+            before = each.__context__
         if ours and before and not any(frame.filename == program for frame in before.stack):
             each.__cause__ = each.__context__ = before = None
         each = before

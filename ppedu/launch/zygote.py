@@ -82,9 +82,11 @@ def serve(descriptor: int) -> NoReturn:
             job, *outputs = descriptors
             asked, asking = os.pipe()
             query.append(asking)
-            if request["store"] and os.fork() == 0:
-                _serve_store(own, descriptors[-1])
-            for rank, output in enumerate(outputs[: len(outputs) - request["store"]], first):
+            if request["store"]:
+                listener = outputs.pop()
+                if os.fork() == 0:
+                    _serve_store(own, listener)
+            for rank, output in enumerate(outputs, first):
                 process = os.fork()
                 if process == 0:
                     run_rank(rank, rank - first, own, Path(folder), job, output, asked)

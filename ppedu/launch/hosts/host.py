@@ -89,13 +89,16 @@ class Host:
 
     def answer(self, message: dict[str, Any]) -> None:
         """Pass an answer of the host to the first `ask` that waits for one."""
-        if self._asked and not (asked := self._asked.popleft()).done():  # it is done if it was cancelled
-            asked.set_result(message)
+        if self._asked:
+            asked = self._asked.popleft()
+            if not asked.done():  # it is done if it was cancelled
+                asked.set_result(message)
 
     def refuse(self) -> None:
         """End every `ask` that waits for an answer."""
         while self._asked:
-            if not (asked := self._asked.popleft()).done():
+            asked = self._asked.popleft()
+            if not asked.done():
                 asked.set_exception(Gone("cannot answer"))
 
     async def compare_clocks(self) -> None:
@@ -105,7 +108,7 @@ class Host:
             asked = time.monotonic()
             answer = await self.ask(time=True)
             trip = time.monotonic() - asked
-            if trip < best:
+            if trip < best:  # the host has answered halfway through the trip
                 best, self.offset = trip, asked + trip / 2 - answer["time"]
 
     async def close(self) -> None:

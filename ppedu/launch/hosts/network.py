@@ -28,7 +28,7 @@ def own_address(interface: str) -> tuple[str, str]:
         SettingError: this host has no interface of that name with an IPv4 address.
     """
     found = addresses()
-    reached = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    reached = os.environ.get("SSH_CONNECTION", "").split()[2:3]  # of client, its port, this host, its port
     if not interface and reached and ":" in reached[0]:
         interface = _interface_of(IPv6Address(reached[0].partition("%")[0]))
     if interface:

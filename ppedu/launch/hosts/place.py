@@ -73,8 +73,9 @@ class Place:
             return len(self.hosts)
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("-N", "--nodes", default="1")
-        asked = parser.parse_known_args(self.options)[0].nodes
-        return int(asked.partition("-")[0]) if asked.partition("-")[0].isdigit() else 1
+        asked = parser.parse_known_args(self.options)[0].nodes  # such as "2", or "2-4"
+        least = asked.partition("-")[0]
+        return int(least) if least.isdigit() else 1
 
     def by_ssh(self, host: str) -> list[str]:
         """Return the command that starts the relay on a host."""

@@ -224,19 +224,21 @@ class Relay:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
         )
-        end, late = asyncio.create_task(ended.wait()), LATE_BYTES
+        end = asyncio.create_task(ended.wait())
+        late = LATE_BYTES  # that may still come after the rank's end
         try:
             with contextlib.suppress(Gone):
                 while late > 0:
                     reading = asyncio.create_task(reader.read(1 << 16))
                     await asyncio.wait([reading, end], return_when=asyncio.FIRST_COMPLETED)
-                    await asyncio.wait([reading], timeout=LATE_OUTPUT)
+                    await asyncio.wait([reading], timeout=LATE_OUTPUT)  # returns at once if it is done
                     if not reading.done():
                         reading.cancel()
                         return
                     if not (piece := reading.result()):
                         return
-                    late -= len(piece) * ended.is_set()
+                    if ended.is_set():
+                        late -= len(piece)
                     await self._send_files()
                     await self.channel.send(piece, output=rank)
         finally:

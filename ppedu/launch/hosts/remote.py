@@ -213,13 +213,16 @@ class _Remote:
         least, more = divmod(len(pipes), len(self._hosts))
         first = 0
         for index, host in enumerate(self._hosts):
-            host.ranks = set(range(first, first + least + (index < more)))
-            first += len(host.ranks)
+            end = first + least + (1 if index < more else 0)  # the first hosts take those that are left over
+            host.ranks = set(range(first, end))
+            first = end
             for rank in sorted(host.ranks):
                 os.set_blocking(pipes[rank], False)
                 launcher.send(self._control, rank=rank, host=host.name)
         used = [host for host in self._hosts if host.ranks]
-        named = [self._folder / INPUTS] + [Path(job["program"])] * (not job["module"])
+        named = [self._folder / INPUTS]
+        if not job["module"]:
+            named.append(Path(job["program"]))
         files = [(file.name, file.read_bytes()) for file in named if file.exists()]
         waiting = list(used)  # those that have not been asked to start ranks
         try:
@@ -285,4 +288,6 @@ def _release(name: str, version: str | None) -> str | None:
     """Return the part of a version that must be the same: of Python 3.11.2, 3.11; of torch 2.13.0+cpu, 2.13.0."""
     if version is None:
         return None
-    return ".".join(version.split(".")[:2]) if name == "python" else version.partition("+")[0]
+    if name == "python":
+        return ".".join(version.split(".")[:2])
+    return version.partition("+")[0]

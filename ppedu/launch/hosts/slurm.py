@@ -25,9 +25,12 @@ async def allocate(options: Sequence[str], note: Callable[[str], None]) -> tuple
     said = await run("salloc", "--no-shell", *options, note=note)
     granted = re.search(r"Granted job allocation (\d+)", said)
     if not granted:
-        raise PipelineError(f"Slurm gives no nodes: {said.strip().splitlines()[-1] if said.strip() else 'no reason'}")
-    nodes = await run("squeue", "--noheader", "--jobs", granted[1], "--format=%N")
-    return granted[1], (await run("scontrol", "show", "hostnames", nodes.strip())).split()
+        reason = said.strip().splitlines()[-1] if said.strip() else "no reason"
+        raise PipelineError(f"Slurm gives no nodes: {reason}")
+    job = granted[1]
+    nodes = await run("squeue", "--noheader", "--jobs", job, "--format=%N")  # such as alpha[1-2]
+    names = await run("scontrol", "show", "hostnames", nodes.strip())
+    return job, names.split()
 
 
 async def run(*command: str, note: Callable[[str], None] | None = None) -> str:
