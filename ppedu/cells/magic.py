@@ -105,7 +105,7 @@ class TorchrunMagic(Magics):
         try:
             words = shlex.split(line)
             options, flags = _parser().parse_known_args(words)
-            if options.on is None:
+            if options.on is None:  # run where the last `%torchrun --on …` said
                 options, flags = _parser().parse_known_args([*self._on, *words])
             elif cell is None and not options.help:
                 self._set_place(options)
@@ -206,7 +206,10 @@ class TorchrunMagic(Magics):
         pool = self._pool("zygote", options.on, options.python, options.interface)
         pool.start()
         given = {"--on": options.on, "--python": options.python, "--interface": options.interface}
-        self._on = [word for name, value in given.items() if value is not None for word in (name, value)]
+        self._on = []
+        for name, value in given.items():
+            if value is not None:
+                self._on += [name, value]
         print(f"%%torchrun now runs cells on {options.on if pool.place else 'this machine'}")
 
     def _set_results(self, options: argparse.Namespace, folder: Path) -> None:

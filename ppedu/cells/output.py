@@ -52,7 +52,7 @@ class Output:
         self._waiting[rank] += [line for line in allowed if line is not None]
         if not piece:
             self._ended.add(rank)
-        while rank in self._turns:
+        while rank in self._turns:  # when it has ended, it is the next rank's turn, whose lines may be waiting
             self._show(rank)
             if rank not in self._ended or rank + 1 >= len(self._waiting):
                 break

@@ -39,7 +39,9 @@ class Screen:
 
     def waiting(self, ranks: int, seconds: float, timeout: float) -> None:
         """Show for how long ranks have been running, once it is longer than most cells take: they may be stuck."""
-        if int(seconds) < QUIET or int(seconds) == self._seconds or self._bar or self._training or not in_notebook():
+        if int(seconds) < QUIET or int(seconds) == self._seconds:
+            return
+        if self._bar or self._training or not in_notebook():
             return
         self._seconds = int(seconds)
         state = f"{plural(ranks, 'rank')} running, {self._seconds} s… (stopped after {timeout:g} s; ■ stops now)"

@@ -48,7 +48,9 @@ GIVEN_AWAY = re.compile(
 def assignment(options: argparse.Namespace) -> int:
     """write lessons without their solutions, to hand out and grade"""
     lessons = {path.name[:2]: path for path in sorted(lessons_folder().glob("[0-9][0-9]_*.ipynb"))[1:]}
-    wanted = dict.fromkeys(number for name in options.lesson for number in (lessons if name == "all" else [name]))
+    wanted: dict[str, Any] = {}  # in order, each once
+    for name in options.lesson:
+        wanted |= dict.fromkeys(lessons if name == "all" else [name])
     files: dict[str, str] = {}
     for name in wanted:
         if name == "tiny":

@@ -118,7 +118,8 @@ def _query_torch() -> _Answer:
         return _Answer(written.splitlines(), f"no answer after {TIMEOUT} s")
     except OSError as error:
         return _Answer([], str(error))
-    return _Answer(done.stdout.splitlines(), done.stderr.strip().rpartition("\n")[2] if done.returncode else "")
+    last_line = done.stderr.strip().rpartition("\n")[2]
+    return _Answer(done.stdout.splitlines(), last_line if done.returncode else "")
 
 
 def _python() -> Finding:
@@ -170,12 +171,16 @@ def _memory() -> Finding:
 def _gpus(answer: _Answer) -> Finding:
     """Report the GPUs that torch named in `answer`. The lessons need none, so the check always passes."""
     none = "; the lessons need none"
-    if len(answer.lines) < 2:
-        return True, (f"torch failed to list them ({answer.error})" if answer.lines else "unknown without torch") + none
+    if not answer.lines:
+        return True, f"unknown without torch{none}"
+    if len(answer.lines) == 1:  # the version of torch
+        return True, f"torch failed to list them ({answer.error}){none}"
     built, names = json.loads(answer.lines[1])
     if names:
         return True, f"{len(names)}: {', '.join(dict.fromkeys(names))}; pp.run.place() returns the one of a rank"
-    return True, ("none found" if built else "none that torch can use, because this is its CPU build") + none
+    if not built:
+        return True, f"none that torch can use, because this is its CPU build{none}"
+    return True, f"none found{none}"
 
 
 def _ranks(answer: _Answer) -> Finding:

@@ -128,18 +128,26 @@ def _graded(number: str, name: str | None, cells: list[str], limit: float) -> di
 
 
 def needed(name: str, cells: list[str]) -> list[str]:
-    """Return the cells that define `name`, and whatever they use, in the order of the notebook."""
+    """Return the cells that define `name`, and whatever they use, in the order of the notebook.
+
+    For the name "b" and the cells "a = 1", "c = 2", "b = a", "a = 3", these are "a = 1" and "b = a".
+    """
     defines, uses = zip(*map(_names, cells), strict=True) if cells else ((), ())
     chosen: set[int] = set()
 
     def choose(wanted: str, before: int) -> None:
         """Choose the last cell before `before` that defines `wanted`, or else the first one after it."""
         places = [place for place, names in enumerate(defines) if wanted in names]
-        place = max((place for place in places if place < before), default=min(places, default=None))
-        if place is not None and place not in chosen:
-            chosen.add(place)
-            for used in uses[place]:
-                choose(used, place + (used not in defines[place]))
+        if not places:
+            return
+        earlier = [place for place in places if place < before]
+        place = earlier[-1] if earlier else places[0]
+        if place in chosen:
+            return
+        chosen.add(place)
+        for used in uses[place]:
+            # In a cell such as `a = a + 1`, the value of `a` is that of a cell before it.
+            choose(used, place if used in defines[place] else place + 1)
 
     choose(name, len(cells))
     return [cells[place] for place in sorted(chosen)]

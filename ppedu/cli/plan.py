@@ -22,10 +22,13 @@ def plan(options: Namespace) -> int:
     if len(set(files)) < len(files):
         raise SettingError("--save, --torch and --html write different things; give each a file of its own")
     require_page(options.html)
-    draw = bar("searching") if sys.stderr.isatty() else None
-    found = plan(**read(options.question), progress=draw and (lambda what, part: draw(part)))
-    if draw:
+    question = read(options.question)
+    if sys.stderr.isatty():
+        draw = bar("searching")
+        found = plan(**question, progress=lambda what, part: draw(part))
         draw(1)
+    else:
+        found = plan(**question)
     print(found)
     if options.save:
         found.best.save(options.save)

@@ -86,6 +86,7 @@ def _require_in_job(options: argparse.Namespace) -> None:
 def _nodes(text: str) -> tuple[int, int]:
     """Return (2, 4) for "2:4", and (4, 4) for "4"."""
     least, _, most = text.partition(":")
-    if not (least.isdigit() and (most or least).isdigit() and 0 < int(least) <= int(most or least)):
+    most = most or least
+    if not (least.isdigit() and most.isdigit() and 0 < int(least) <= int(most)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; write 4, or 2:4")
-    return int(least), int(most or least)
+    return int(least), int(most)
