@@ -126,7 +126,7 @@ def _picture(content: dict[str, Any]) -> bytes:
     earned = {exercise: each["stars"] for exercise, each in content["exercises"].items()}
     rows = [(head, list(names)) for head, names in groupby(earned, key=lambda exercise: exercise[:2])]
     for place, (lesson, names) in enumerate(rows):
-        column, row = place % 4, place // 4
+        row, column = divmod(place, 4)
         text = "  ".join(stars(earned[each], 2) for each in names)
         ax.text(0.2 + 3 * column, 8.4 - 1.5 * row, f"lesson {int(lesson)}", size=8, color="#666666")
         ax.text(0.2 + 3 * column, 7.8 - 1.5 * row, text, size=9, color="#c2701c")
@@ -152,7 +152,8 @@ class Line(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return f"{ {True: 'ok', False: 'NO', None: '? '}[self.holds] }  {self.text}"
+        mark = {True: "ok", False: "NO", None: "? "}[self.holds]
+        return f"{mark}  {self.text}"
 
 
 def check_certificate(path: str | os.PathLike[str], seconds: float = 60) -> Iterator[Line]:

@@ -58,20 +58,20 @@ class DrawnJob:
     def records(self) -> Iterator[Record]:
         """Yield the operations of all steps, as a table of operations has them."""
         chance = random.Random(self.seed)
-        victim = chance.randrange(self.replicas), chance.randrange(self.schedule.ranks)
+        slow_replica, slow_rank = chance.randrange(self.replicas), chance.randrange(self.schedule.ranks)
         link = chance.randrange(1, max(2, self.schedule.ranks))
         skews = [[chance.uniform(-self.skew, self.skew) for _ in self.schedule.orders] for _ in range(self.replicas)]
         began = 0.0
         for step in range(self.steps):
-            drawn = [
-                self._draw(chance, step, link, victim[1] if victim[0] == each else -1) for each in range(self.replicas)
-            ]
+            drawn = []
+            for replica in range(self.replicas):
+                victim = slow_rank if replica == slow_replica else -1
+                drawn.append(self._draw(chance, step, link, victim))
             end = max(each.makespan() for each in drawn)
             for replica, measured in enumerate(drawn):
-                rows = by_rank(
-                    self.schedule, zip(chain(*self.schedule.orders), measured.starts(), measured.lasts, strict=True)
-                )
-                for rank, row in enumerate(rows):
+                actions = chain(*self.schedule.orders)
+                timed = zip(actions, measured.starts(), measured.lasts, strict=True)
+                for rank, row in enumerate(by_rank(self.schedule, timed)):
                     shift = began + skews[replica][rank]
                     for action, start, time in row:
                         yield Record(step, replica, rank, action, str(action), shift + start, shift + start + time)
@@ -87,7 +87,8 @@ class DrawnJob:
         forward, backward = _each(self.forward, stages), _each(self.backward, stages)
         extra = self.by * sum(forward) / stages
         if self.planted == "imbalance":
-            forward[-1], backward[-1] = forward[-1] * (1 + self.by), backward[-1] * (1 + self.by)
+            forward[-1] *= 1 + self.by
+            backward[-1] *= 1 + self.by
         times = {Op.F: forward, Op.B: backward, Op.I: [b / 2 for b in backward], Op.W: [b / 2 for b in backward]}
         sigma = self.by if self.planted == "variation" else 0.0
         lengths = [chance.lognormvariate(0, sigma) for _ in range(schedule.microbatches)]
@@ -99,14 +100,15 @@ class DrawnJob:
                 slower *= 1 + self.by
             row = [sum(times[op][stage] * lengths[m] for stage, op, m, _ in action.singles) for action in order]
             lasts += [time * slower * max(0.1, chance.gauss(1, self.noise)) for time in row]
-            waits = [self.overhead * (index > 0) for index in range(len(order))]
+            waits = [0.0 if index == 0 else self.overhead for index in range(len(order))]
             if self.planted == "pauses" and len(order) > 1:
                 waits[chance.randrange(1, len(order))] += extra
             pauses += waits
 
         def latency(sender: int, receiver: int) -> float:
-            slow = self.planted == "messages" and {sender, receiver} == {link - 1, link}
-            return self.latency + extra * slow
+            if self.planted == "messages" and {sender, receiver} == {link - 1, link}:
+                return self.latency + extra
+            return self.latency
 
         return Measured(schedule, lasts, pauses, travels(schedule, latency))
 

@@ -57,7 +57,9 @@ def draw_halves(ax: Any, title: str, cut: float, width: float, gap: float = 0, s
 def draw_messages(ax: Any, left: float, right: float, back: bool = True) -> None:
     """Draw the activation that crosses a cut between `left` and `right` and, with `back`, its gradient."""
     middle = (left + right) / 2
-    messages = (("activation", left, right, 1, "bottom"), ("its gradient", right, left, -1, "top"))
-    for message, start, end, side, va in messages[: 1 + back]:
+    messages = [("activation", left, right, 1, "bottom")]
+    if back:
+        messages.append(("its gradient", right, left, -1, "top"))
+    for message, start, end, side, va in messages:
         ax.annotate("", (end, 0.15 * side), (start, 0.15 * side), arrowprops={"arrowstyle": "->", "color": CUT})
         ax.text(middle, 0.2 * side, message, ha="center", va=va, color=CUT, fontsize=12)

@@ -32,15 +32,16 @@ def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: fl
     _, ax = pyplot.subplots(figsize=(11, 3.6), layout="constrained")
     end = max(float(timeline.end) for timeline in timelines)
     for timeline, color in zip(timelines, FILLS, strict=False):
-        times, held = zip(*timeline.memory(rank), (end, 0), strict=True)
-        top = [state + float(each) for each in held]
+        curve = [*timeline.memory(rank), (end, 0)]
+        times = [time for time, _ in curve]
+        top = [state + float(held) for _, held in curve]
         most, name = max(top), timeline.schedule.name
         ax.fill_between(times, top, state, step="post", color=color, linewidth=0)
         if limit is not None:
             over = [max(limit, each) for each in top]
             ax.fill_between(times, over, limit, step="post", color=MARK, linewidth=0)
-        last = max(place for place, each in enumerate(top) if each == most)
-        middle = (times[top.index(most)] + times[last + 1]) / 2
+        peaks = [place for place, each in enumerate(top) if each == most]
+        middle = (times[peaks[0]] + times[peaks[-1] + 1]) / 2
         text = ax.annotate(f"{name}: {most:.1f} GB", (middle, most), (0, 5), textcoords="offset points", ha="center")
         text.set(weight="bold", parse_math=False)
         if timeline is not timelines[0]:
@@ -78,7 +79,7 @@ def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) 
         curve, before = timeline.memory(rank), 0.0
         for ax, (phase, now) in zip(row, ends.items(), strict=True):
             times = sorted({before, *(time for time, _ in curve if time < now)})
-            held = [max((at, each) for at, each in curve if at <= time)[1] for time in times]
+            held = [max((at, each) for at, each in curve if at <= time)[1] for time in times]  # the last one before
             times, held = [*times, now], [*held, held[-1]]
             ax.fill_between(times, held, step="post", color=FILLS[0], linewidth=0)
             ax.fill_between(times, held, step="post", where=[t >= before for t in times], color=FILLS[1], linewidth=0)

@@ -20,7 +20,8 @@ STAR, NO_STAR = "★", "☆"
 
 def stars(number: int, most: int) -> str:
     """Return stars as text: "★★☆"."""
-    return f"{STAR * min(number, most):{NO_STAR}<{most}}"
+    earned = min(number, most)
+    return STAR * earned + NO_STAR * (most - earned)
 
 
 def record(event: str, stars: int = 0) -> None:
@@ -34,8 +35,9 @@ def record(event: str, stars: int = 0) -> None:
         if event not in known or known[event] < stars:
             # The last line has no end if an editor left it so, or the disk was full.
             begin = "\n" if PROGRESS.exists() and PROGRESS.read_bytes()[-1:] not in (b"", b"\n") else ""
+            words = f"{event} {STAR * stars}" if stars else event
             with PROGRESS.open("a", encoding="utf-8") as file:  # appended: several notebooks may run at once
-                file.write(f"{begin}{' '.join(filter(None, (event, STAR * stars)))} on {date.today()}\n")
+                file.write(f"{begin}{words} on {date.today()}\n")
     except OSError as error:
         print(f"(This could not be recorded in {PROGRESS}: {error.strerror}.)")
 
@@ -71,5 +73,8 @@ def kept() -> dict[str, dict[str, Any]]:
     found: Any = {}
     with suppress(OSError, ValueError):
         found = json.loads(KEPT.read_text(encoding="utf-8"))
-    parts = ((kind, found.get(kind) if isinstance(found, dict) else None) for kind in ("answers", "predictions"))
-    return {kind: part if isinstance(part, dict) else {} for kind, part in parts}
+    parts = {}
+    for kind in ("answers", "predictions"):
+        part = found.get(kind) if isinstance(found, dict) else None
+        parts[kind] = part if isinstance(part, dict) else {}
+    return parts

@@ -199,10 +199,13 @@ class Rank:
         if "send" in operation and value is None:
             forward = "send_f" in operation
             way, received, result = ("forward", "x", "y") if forward else ("backward", "dy", "dx")  # as in the lesson
-            reason = f"it receives no {received}: " if self.rank == (0 if forward else self.ranks - 1) else ""
+            receives_none = 0 if forward else self.ranks - 1  # the rank where the way begins
+            reason = f"it receives no {received}: " if self.rank == receives_none else ""
             instead = f"{reason}send the result of its {way}, {result}"
             raise SettingError(f"{_at()}, rank {self.rank} sends None; {instead}")
-        kind = "swap" if operations is BOTH_WAYS else "send" if "send" in operation else "receive"
+        kind = "send" if "send" in operation else "receive"
+        if operations is BOTH_WAYS:
+            kind = "swap"
         return self._exchange(operation, kind, peer, value)
 
     def _exchange(self, doing: str, kind: str, peer: int | None, value: Any = None) -> Any:
@@ -276,11 +279,12 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
             rank.resume()
             if rank.error:
                 raise rank.error
-            called = {each: each.wait for each in every} if len(moments) < MAX_MOMENTS else {}
+            waits_before = {each: each.wait for each in every} if len(moments) < MAX_MOMENTS else {}
             continuing = _matched(rank, every)
             awake += continuing
-            if called:
-                moments.append(Moment(rank.rank, called[rank], tuple(filter(None, map(called.get, continuing)))))
+            if waits_before:
+                matched = (waits_before[each] for each in continuing)
+                moments.append(Moment(rank.rank, waits_before[rank], tuple(wait for wait in matched if wait)))
         waits = [wait._replace(peers=wait.peers or _missing(wait, every)) for rank in every if (wait := rank.wait)]
     finally:
         for rank in every:

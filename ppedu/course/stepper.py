@@ -68,7 +68,10 @@ def _event(moment: Moment) -> str:
         return f"{calls}, as the last of all ranks. They get the sum and continue."
     [other] = [wait for wait in moment.matched if wait.rank != moment.rank]
     values = [wait.value for wait in moment.matched if hasattr(wait.value, "microbatch")]
-    arrives = f"{' and '.join(map(str, values))} arrive{'s' * (len(values) < 2)}" if values else "the message arrives"
+    if values:
+        arrives = " and ".join(map(str, values)) + (" arrives" if len(values) == 1 else " arrive")
+    else:
+        arrives = "the message arrives"
     return f"{calls}, and rank {other.rank} is in {other.doing}: {arrives}, and both continue."
 
 
