@@ -51,7 +51,7 @@ class Control:
     def __init__(self, group: PipelineGroup, timeout: timedelta, replicas: dist.ProcessGroup | None = None):
         self.group, self.timeout = group, timeout
         self.failure = ""
-        # Process groups, and how many of their ranks, the first ones, make each call.
+        # Process groups, each with a number n: its ranks 0 to n - 1 make each call.
         self._own = [(group.channel, group.size)] if group.size > 1 else []
         beside = 1 if replicas is None else dist.get_world_size(replicas)
         self._replicas = [(replicas, beside)] if replicas is not None and beside > 1 else []

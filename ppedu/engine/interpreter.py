@@ -164,10 +164,10 @@ class Step:
             if value.is_cuda:  # in a pair, this may be another stream than the tensor's own
                 value.record_stream(torch.cuda.current_stream(value.device))
         if source[0] == "F":  # from a stage on this rank, whose graph ends here
-            return tuple(map(self._cut, values))
+            return tuple(map(self._as_input, values))
         return values
 
-    def _cut(self, y: torch.Tensor) -> torch.Tensor:
+    def _as_input(self, y: torch.Tensor) -> torch.Tensor:
         """Return an output as the input of another stage on this rank."""
         if self.training and y.requires_grad:
             return y.detach().requires_grad_()

@@ -159,10 +159,10 @@ class Program:
 
 def _cuts(lowered: Schedule) -> list[int]:
     """Return for each rank how many of its actions run before any rank's first backward, and depend on none."""
-    known: set[Result] = set()
+    known: set[Result] = set()  # of the actions before the cuts
     cuts = [0] * lowered.ranks
     moved = True
-    while moved:
+    while moved:  # until no rank can run another forward
         moved = False
         for rank, order in enumerate(lowered.orders):
             while cuts[rank] < len(order):

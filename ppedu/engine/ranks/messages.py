@@ -55,6 +55,14 @@ class Sent(NamedTuple):
     checksums: list[int]  # 0 for a header; empty without `debug`
 
 
+class Posted(NamedTuple):
+    """A posted receive, and the tensors that it fills: one for each layout and, if gradients vary, the wishes."""
+
+    works: list[dist.Work]
+    tensors: list[torch.Tensor]
+    layouts: list[Layout]
+
+
 class Messages:
     """Sends and receives the messages of one rank.
 
@@ -85,8 +93,9 @@ class Messages:
     def begin(self) -> None:
         """Start a step, without messages in flight."""
         self.sent: dict[Action, Sent] = {}
-        self.pending: dict[Action, tuple[list[dist.Work], list[torch.Tensor], list[Layout]]] = {}  # posted receives
-        # What the device's queue waits for, and the host has not yet: in this order, with the action that requires it.
+        self.pending: dict[Action, Posted] = {}
+        # Messages that the device's queue waits for, and not yet the host: in this order, with the actions that require
+        # them.
         self._awaited: list[tuple[device.Arrival, Action, Action | None]] = []
         # By the stage that makes an activation, and its microbatch, where a gradient may or may not be wanted:
         self._wanted: dict[tuple[int, int], list[Layout]] = {}  # the layouts, with the gradients that are sent back
@@ -114,6 +123,7 @@ class Messages:
         varies = self._varies(action, kind)
         if action.op == Op.SEND_F and (varies or found != agreed):
             layouts = self._widened(action, agreed, [each.wants_grad for each in found])
+            # A gradient will come back for each layout that wants one, also where this microbatch does not.
             used = [each.wants_grad for each, layout in zip(found, layouts, strict=True) if layout.wants_grad]
             self._used[action.stage, action.microbatch] = used
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
@@ -149,7 +159,7 @@ class Messages:
             if self._varies(action, kind):
                 wishes = [torch.empty(len(layouts), dtype=torch.bool, device=self.device)]
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in layouts] + wishes
-        self.pending[action] = self._start(action, buffers), buffers, layouts
+        self.pending[action] = Posted(self._start(action, buffers), buffers, layouts)
 
     def wait(self, action: Action, user: Action, home: torch.device) -> tuple[torch.Tensor, ...]:
         """Wait for a posted receive that `user` requires, and return its tensors, on the device `home`.

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,20 @@ from ppedu.engine.stages.split_backward import backward_input, pop_grad
 
 Loss = Callable[..., torch.Tensor]
 Tensors = torch.Tensor | Sequence[torch.Tensor]
+
+
+class Held(NamedTuple):
+    """A microbatch's graph between its forward and its backward.
+
+    Args:
+        inputs: those that require grad.
+        outputs: the edges at which the gradients of the outputs enter the graph.
+        losses: the edges at which a backward of additional losses begins.
+    """
+
+    inputs: list[torch.Tensor]
+    outputs: list[GradientEdge]
+    losses: list[GradientEdge]
 
 
 class Stage:
@@ -84,9 +98,7 @@ class Stage:
         if timed:
             self.device = home([self.module], torch.device("cpu"))
         self.clock = Recorder(self.device, timed)
-        # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
-        # first those of the outputs and then those of additional losses.
-        self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
+        self.held: dict[int, Held] = {}  # by microbatch in flight
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
         self.again: dict[int, Callable[[], None]] = {}  # with `recompute`, by microbatch: runs its forward again
 
@@ -144,7 +156,7 @@ class Stage:
                 raise PipelineError(f"stage {self.index} recomputes, and then lacks the graph of an additional loss")
             if microbatch not in self.held:
                 raise PipelineError(f"add a loss to microbatch {microbatch} after its forward and before its backward")
-            self.held[microbatch][2].append(gradient_edge(weighted))
+            self.held[microbatch].losses.append(gradient_edge(weighted))
 
     def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
@@ -257,7 +269,7 @@ class Stage:
     def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
         """Keep what a backward needs: edges, so that the outputs can be freed once they are sent."""
         edges = [gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
-        self.held[microbatch] = [each for each in received if each.requires_grad], edges, []
+        self.held[microbatch] = Held([each for each in received if each.requires_grad], edges, [])
 
     def _forward_again(
         self,
