@@ -119,7 +119,7 @@ def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) 
         write_private(folder / "0.json", json.dumps(failure).encode())
     for rank in unsent - statuses.keys():
         statuses[rank] = exit_codes.get(rank, LOST if rank in processes else torchrun.returncode)
-    # torchrun's own kills are not the root cause.
+    # torchrun's own kills are not the root cause, so they come last.
     for rank in sorted(unsent, key=lambda rank: statuses[rank] == -signal.SIGTERM):
         send(control, rank=rank, status=statuses[rank])
     server.close()

@@ -300,7 +300,8 @@ class RankPool:
         withheld: dict[int, bytes] = {}  # by output, the beginning of a line that may be CONNECTED
         failed: dict[int, tuple[int, float]] = {}  # by rank, its status and when it was reported; not if killed by us
         deadline = time.monotonic() + (math.inf if timeout is None else timeout)
-        hang: str | None = None  # the hang report, once the ranks have been killed; "" if one had failed
+        # None until the ranks are killed. Then the hang report, or "" if a rank has failed, which explains enough.
+        hang: str | None = None
 
         def pass_on(ready: Sequence[object]) -> None:
             """Pass on a piece of each output that is `ready`; forget those that have ended."""
