@@ -59,8 +59,10 @@ class WhatFits:
     def _bars(self) -> Iterator[tuple[str, str, str, float, str]]:
         """Yield for each bar its label, its verdict, its color, its length in GPUs, and an arrow if it is cut off."""
         for held, amount in self.rows():
-            color, length = (FITS if amount <= self.memory else OVER), amount / self.memory
-            yield held, self.verdict(amount), color, min(length, WIDEST), "→ " * (length > WIDEST)
+            color = FITS if amount <= self.memory else OVER
+            length = amount / self.memory
+            arrow = "→ " if length > WIDEST else ""
+            yield held, self.verdict(amount), color, min(length, WIDEST), arrow
 
     def __repr__(self) -> str:
         rows = (f"  each GPU holds {held}: {self.verdict(amount)}" for held, amount in self.rows())

@@ -28,10 +28,10 @@ def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> An
     for before, _ in function.next_functions:
         if before is None:
             continue
-        weight = before.name() == "TBackward0"  # a Linear uses its weight transposed
-        if weight:
+        place = x - 1, y
+        if before.name() == "TBackward0":  # a Linear uses its weight transposed: draw the weight below
             before = before.next_functions[0][0]
-        place = (x, y - 1) if weight else (x - 1, y)
+            place = x, y - 1
         ends = {"patchA": box, "patchB": draw_graph(ax, before, names, *place), "shrinkA": 2, "shrinkB": 2}
         ax.annotate("", place, (x, y), arrowprops={"arrowstyle": "->", "color": EDGE, **ends})
     return box

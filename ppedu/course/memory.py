@@ -79,7 +79,10 @@ def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) 
         curve, before = timeline.memory(rank), 0.0
         for ax, (phase, now) in zip(row, ends.items(), strict=True):
             times = sorted({before, *(time for time, _ in curve if time < now)})
-            held = [max((at, each) for at, each in curve if at <= time)[1] for time in times]  # the last one before
+            held = []
+            for time in times:
+                _, latest = max((at, each) for at, each in curve if at <= time)
+                held.append(latest)
             times, held = [*times, now], [*held, held[-1]]
             ax.fill_between(times, held, step="post", color=FILLS[0], linewidth=0)
             ax.fill_between(times, held, step="post", where=[t >= before for t in times], color=FILLS[1], linewidth=0)
