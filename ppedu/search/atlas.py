@@ -29,11 +29,13 @@ FILE = "atlas.txt"
 class Entry:
     """A schedule of the atlas.
 
-    placement: "line" (a loop with one stage on each rank), "loop" or "v" (two stages), or "bidirectional".
-    memory: The activations of stages that a rank may hold.
-    makespan: Of the schedule. bound: Less is impossible.
-    proofs: What shows that; see `Found`.
-    rows: The letters of each rank.
+    Attributes:
+        placement: "line" (a loop with one stage on each rank), "loop" or "v" (two stages), or "bidirectional".
+        memory: The activations of stages that a rank may hold.
+        makespan: Of the schedule.
+        bound: A shorter makespan is impossible.
+        proofs: What shows that; see `Found`.
+        rows: The letters of each rank.
     """
 
     placement: str

@@ -21,10 +21,15 @@ MOST_TICKS = 400
 class Counters:
     """The question whether an instance without pairs has a schedule within a number of ticks, the horizon.
 
-    fewer: Ticks below which the same instance with fewer microbatches cannot be, by their number.
+    Each action takes at least a tick; see `Instance.in_order`.
 
-    `begun[copy, stage, op][tick]` is the number of these actions that have begun by this tick, the tick included;
-    `begins` whether one begins with it. Each action takes at least a tick; see `Instance.in_order`.
+    Args:
+        fewer: Ticks below which the same instance with fewer microbatches cannot be, by their number.
+
+    Attributes:
+        begun: `begun[copy, stage, op][tick]` is the number of these actions that have begun by this tick, the tick
+            included.
+        begins: `begins[copy, stage, op][tick]` is whether one begins with it.
     """
 
     def __init__(self, instance: Instance, horizon: int, fewer: Mapping[int, int] = {}):

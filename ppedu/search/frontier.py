@@ -21,8 +21,9 @@ from ppedu.zoo import schedule, schedules
 class Frontier:
     """The best schedule for each memory, and the published schedules of this size.
 
-    found: By memory, the least first. From the last one on, more memory does not help.
-    published: The simulations of the registered schedules, of any placement.
+    Attributes:
+        found: By memory, the least first. From the last one on, more memory does not help.
+        published: The simulations of the registered schedules, of any placement.
     """
 
     found: tuple[Found, ...]

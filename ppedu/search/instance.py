@@ -29,11 +29,15 @@ COARSE = 500  # ticks of the longest action, if times are rounded
 class Instance:
     """A model on ranks, in ticks. Create one with `Instance.of`.
 
-    split: Whether backwards are in halves, I and W.
-    pairs: Whether a forward and a whole backward may be an overlapped pair.
-    memory: What a rank may hold, in the unit of `Timeline.peak_activations`; None for any amount.
-    tick: The time of a tick. error: The largest part by which a time is rounded down to ticks; 0 if none is.
-    times: By op, the ticks of each stage; `overlap` those of a pair's part. delays: The ticks of messages, by link.
+    Attributes:
+        split: Whether backwards are in halves, I and W.
+        pairs: Whether a forward and a whole backward may be an overlapped pair.
+        memory: What a rank may hold, in the unit of `Timeline.peak_activations`; None for any amount.
+        tick: The time of a tick.
+        error: The largest part by which a time is rounded down to ticks; 0 if none is.
+        times: By op, the ticks of each stage.
+        overlap: By stage, the ticks of a pair's part.
+        delays: The ticks of messages, by link.
     """
 
     placement: Placement

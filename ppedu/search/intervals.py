@@ -19,9 +19,10 @@ from ppedu.search.instance import Instance, held, scheduled
 class Intervals:
     """The question whether an instance has a schedule within a number of ticks, the horizon.
 
-    fewer: Ticks below which the same instance with fewer microbatches cannot be, by their number.
-
     Each action has a start and an end, at least a tick later; see `Instance.in_order`.
+
+    Args:
+        fewer: Ticks below which the same instance with fewer microbatches cannot be, by their number.
     """
 
     def __init__(self, instance: Instance, horizon: int, fewer: Mapping[int, int] = {}):

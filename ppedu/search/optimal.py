@@ -25,13 +25,14 @@ FIRST_SLICE = 1.0  # seconds for the first try at a horizon; each try that has n
 class Found:
     """The best schedule of a search.
 
-    status: "optimal" if none is better, else "feasible".
-    bound: No schedule has a makespan below this.
-    proofs: What shows that: "bound", a closed formula, or the formulations in which the solver found a contradiction,
-        "intervals" and "counters".
-    seconds: The time that the search took.
-    ticks: The bound in ticks.
-    interrupted: The search was ended by Ctrl+C.
+    Attributes:
+        status: "optimal" if none is better, else "feasible".
+        bound: No schedule has a makespan below this.
+        proofs: What shows that: "bound", a closed formula, or the formulations in which the solver found a
+            contradiction, "intervals" and "counters".
+        seconds: The time that the search took.
+        ticks: The bound in ticks.
+        interrupted: Whether the search was ended by Ctrl+C.
     """
 
     instance: Instance

@@ -24,11 +24,13 @@ from ppedu.sim import Costs
 class Pattern:
     """A repeating pattern.
 
-    starts: When microbatch 0 begins each action, in ticks; microbatch m begins it m periods later.
-    ticks: The period in ticks.
-    memory: What the fullest rank holds, in the unit of `Timeline.peak_activations`.
-    status: "optimal" if no pattern with this period needs less memory (or, if the memory was given, none within it has
-        a shorter period), else "feasible".
+    Attributes:
+        starts: When microbatch 0 begins each action, in ticks; microbatch m begins it m periods later.
+        ticks: The period in ticks.
+        memory: What the fullest rank holds, in the unit of `Timeline.peak_activations`.
+        status: "optimal" if no pattern with this period needs less memory (or, if the memory was given, none within it
+            has a shorter period), else "feasible".
+        seconds: The time that the search took.
     """
 
     instance: Instance
@@ -128,8 +130,9 @@ class PatternModel:
 
     An action begins in a slot of the period, `lap` periods after the first one has begun.
 
-    found: The starts of the last pattern that was found, and `memory` what its fullest rank holds, in units of
-        `Instance.room`.
+    Attributes:
+        found: The starts of the last pattern that was found.
+        memory: What its fullest rank holds, in units of `Instance.room`.
     """
 
     def __init__(self, instance: Instance, ticks: int):
