@@ -210,7 +210,11 @@ def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
 
 
 def _placement(ranks: int, stages: int, microbatches: int, forwards: Mapping[tuple[int, int], int]) -> Placement:
-    """Return which rank holds which stage. forwards: by stage and microbatch, the rank that ran the forward."""
+    """Return which rank holds which stage.
+
+    Args:
+        forwards: By stage and microbatch, the rank that ran the forward.
+    """
     first, last = (tuple(forwards[stage, m] for stage in range(stages)) for m in (0, microbatches - 1))
     holders = (first,) if first == last else (first, last)
     for name in ("loop", "v", "bidirectional"):

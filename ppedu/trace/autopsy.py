@@ -48,13 +48,14 @@ class Autopsy:
     away one after the other, in the order of `CAUSES`: each time the step is replayed, and what all ranks idle less is
     the share of that cause.
 
-    step: The median time of a step in seconds.
-    bubble: The idle part of all ranks' time.
-    causes: By name of a cause, its part of all ranks' time. They sum to the bubble. One that happens to fill gaps that
-        another leaves may be negative.
-    saved: By name of a cause, the part of a step that would be saved without this one alone.
-    stragglers: The ranks that are slower than the same rank of other replicas, slowest first; see `Straggler`.
-    findings: What to do, most valuable first; see `Finding`.
+    Attributes:
+        step: The median time of a step in seconds.
+        bubble: The idle part of all ranks' time.
+        causes: By name of a cause, its part of all ranks' time. They sum to the bubble. One that happens to fill gaps
+            that another leaves may be negative.
+        saved: By name of a cause, the part of a step that would be saved without this one alone.
+        stragglers: The ranks that are slower than the same rank of other replicas, slowest first; see `Straggler`.
+        findings: What to do, most valuable first; see `Finding`.
     """
 
     def __init__(self, run: Run):

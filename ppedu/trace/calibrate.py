@@ -22,10 +22,11 @@ CLEARER = 0.6  # two medians leave at most this part of the deviation from one
 class Calibration:
     """The costs of a run, in seconds, and how sure they are.
 
-    costs: For each stage, the median time of its actions, plus `overhead`; for each link, its median latency.
-    overhead: The usual time between two actions of a rank that waits for no message. Python and launches take it.
-    spread: By name of a cost and stage, the times that a tenth of the actions fall below and exceed.
-    warm_up: The steps at the run's start that took unlike times and were left out.
+    Attributes:
+        costs: For each stage, the median time of its actions, plus `overhead`; for each link, its median latency.
+        overhead: The usual time between two actions of a rank that waits for no message. Python and launches take it.
+        spread: By name of a cost and stage, the times that a tenth of the actions fall below and exceed.
+        warm_up: The steps at the run's start that took unlike times and were left out.
     """
 
     costs: Costs

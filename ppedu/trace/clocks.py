@@ -18,10 +18,11 @@ PARTS = 1024  # of the range in which the least time lies by which messages arri
 class ClockShifts(NamedTuple):
     """How far the clocks of a pipeline's ranks were off.
 
-    shifts: By rank, the seconds that were added to its times; 0 on rank 0, and on all ranks if no message arrived
-        before it was sent.
-    error: The seconds by which the shift of a rank may be wrong at most; None if no messages tell.
-    early: The seconds by which messages then still arrive before they were sent, because clocks drift or jitter.
+    Attributes:
+        shifts: By rank, the seconds that were added to its times; 0 on rank 0, and on all ranks if no message arrived
+            before it was sent.
+        error: The seconds by which the shift of a rank may be wrong at most; None if no messages tell.
+        early: The seconds by which messages then still arrive before they were sent, because clocks drift or jitter.
     """
 
     shifts: tuple[float, ...]

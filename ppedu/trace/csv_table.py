@@ -159,7 +159,10 @@ def _ranks(rows: Iterable[Cells]) -> int:
 
 
 def _record(cells: Cells, units: Mapping[str, float], find: LookUp, ranks: int) -> Record | None:
-    """Return the operation of a line; None for a message. ranks: of the pipeline, if there are chunks.
+    """Return the operation of a line; None for a message.
+
+    Args:
+        ranks: The number of ranks in the pipeline, if there are chunks.
 
     Raises:
         ValueError: It cannot be understood.

@@ -24,7 +24,13 @@ SLOW_LINK = 2  # a link that takes this much longer than the others is named
 
 
 class Finding(NamedTuple):
-    """A change that would make the steps faster, in a sentence. saved: the part of a step that it would save."""
+    """A change that would make the steps faster.
+
+    Attributes:
+        saved: The part of a step that it would save.
+        cause: The cause that it removes; see `CAUSES` in `ppedu.trace.autopsy`.
+        sentence: The finding in words.
+    """
 
     saved: float
     cause: str

@@ -21,9 +21,10 @@ CURE = "give a dict of files, such as {0: 'a.json', 1: 'b.json'}, or {(replica, 
 class TracePlace(NamedTuple):
     """The place of a trace.
 
-    rank: A number that orders the ranks of a replica.
-    replica: None if it is unknown.
-    stage: The place in the pipeline, which is the stage of ranges that name none; None if it is unknown.
+    Attributes:
+        rank: A number that orders the ranks of a replica.
+        replica: None if it is unknown.
+        stage: The place in the pipeline, which is the stage of ranges that name none; None if it is unknown.
     """
 
     rank: int
@@ -34,9 +35,11 @@ class TracePlace(NamedTuple):
 class Source(NamedTuple):
     """A trace file.
 
-    about: Its "distributedInfo". base: The seconds from which its times count.
-    records: By the id of a process that ran actions, its records, first ones first.
-    given: Its place, if the caller knows it.
+    Attributes:
+        about: Its "distributedInfo".
+        base: The seconds from which its times count.
+        records: By the id of a process that ran actions, its records, first ones first.
+        given: Its place, if the caller knows it.
     """
 
     path: Path

@@ -35,9 +35,10 @@ SPLIT = {Op.I: Op.B, Op.W: Op.B, Op.B: Op.I}  # the op whose variation stands in
 class Prediction:
     """How long the pipeline's part of a step would take.
 
-    makespan, low, high: The median in seconds, and the 90 % interval of single steps.
-    now: The median of the run as it is.
-    assumptions: What the run does not show and the prediction takes for granted, in sentences.
+    Attributes:
+        makespan, low, high: The median in seconds, and the 90 % interval of single steps.
+        now: The median of the run as it is.
+        assumptions: What the run does not show and the prediction takes for granted, in sentences.
     """
 
     schedule: Schedule
@@ -262,10 +263,11 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
 class _Variation:
     """How the actions of a measured step differ from the run's usual ones.
 
-    factors: How many times as long as usual an action took.
-    starts: By how much an action started late, and its message came early. Actions that need a message from another
-        rank are apart from the others.
-    overhead: The usual start of an action that needs no message.
+    Attributes:
+        factors: How many times as long as usual an action took.
+        starts: By how much an action started late, and its message came early. Actions that need a message from another
+            rank are apart from the others.
+        overhead: The usual start of an action that needs no message.
     """
 
     def __init__(self, timeline: Timeline, usual: Costs, overhead: float):

@@ -95,9 +95,12 @@ def read(
 class _File:
     """The parts of a trace file that matter here. Times are in seconds on the clock of the machine.
 
-    about: The trace's "distributedInfo". base: What its times count from.
-    ranges: Those of actions, in the order of time. others: Other ranges.
-    left_out: What could not be understood, in words (a noun, and the rest), and how many of it.
+    Attributes:
+        about: The trace's "distributedInfo".
+        base: What its times count from.
+        ranges: Those of actions, in the order of time.
+        others: Other ranges.
+        left_out: What could not be understood, in words (a noun, and the rest), and how many of it.
     """
 
     def __init__(self, path: str | os.PathLike[str], find: LookUp, progress: Progress | None):
@@ -244,7 +247,11 @@ class _File:
         return Record(int(match[1]) if match else None, None, 0, action, span.name, start, end)
 
     def _on_device(self, span: Range, action: Action | None) -> tuple[float, float]:
-        """Return when the device computed what was launched within a range. action: None outside the pipeline."""
+        """Return when the device computed what was launched within a range: its start and its end.
+
+        Args:
+            action: None outside the pipeline.
+        """
         first, last = bisect_left(self.launches, (span.start,)), bisect_left(self.launches, (span.end, inf))
         known = (self.kernels,) if action else (self.kernels, self.messages)
         ids = (each for _, each in self.launches[first:last])
@@ -257,7 +264,11 @@ class _File:
         return max(until, span.start), max(until, span.end)
 
     def _on_host(self, span: Range, action: Action | None) -> tuple[float, float]:
-        """Return when the host computed within a range. action: None outside the pipeline."""
+        """Return when the host computed within a range: its start and its end.
+
+        Args:
+            action: None outside the pipeline.
+        """
         if not self.operators:
             return span.start, span.end
         mine = self.operators.get(span.thread, [])

@@ -19,10 +19,12 @@ Worker = tuple[int, int]  # a replica, 0 if the trace does not say, and a rank
 class Record(NamedTuple):
     """One line of a trace: an action, or something else that the rank did in the step, such as its optimizer.
 
-    step, replica: None if the trace does not say.
-    rank: Any number that tells the ranks of a replica apart; of all replicas, if the trace does not say which is whose.
-    action: Its stage and its microbatch may be UNKNOWN.
-    start, end: In seconds.
+    Attributes:
+        step, replica: None if the trace does not say.
+        rank: Any number that tells the ranks of a replica apart; of all replicas, if the trace does not say which is
+            whose.
+        action: Its stage and its microbatch may be UNKNOWN.
+        start, end: In seconds.
     """
 
     step: int | None

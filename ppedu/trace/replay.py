@@ -24,8 +24,10 @@ T = TypeVar("T")
 class Turn(NamedTuple):
     """An action with its place in the flat list.
 
-    before: The place of the action before it on its rank; None for the first.
-    needs: The actions on other ranks whose results it needs, each as its rank and its place.
+    Attributes:
+        at: Its place.
+        before: The place of the action before it on its rank; None for the first.
+        needs: The actions on other ranks whose results it needs, each as its rank and its place.
     """
 
     at: int
@@ -63,9 +65,10 @@ def by_rank(schedule: Schedule, values: Iterable[T]) -> list[list[T]]:
 class Measured(NamedTuple):
     """The parts of a timeline's times, each with a number for each action. A replay has the times of the timeline.
 
-    lasts: The time that the action takes.
-    pauses: The time from which its rank could have started it, to its start.
-    travels: The time that the message took for which it waited last, at most the usual one.
+    Attributes:
+        lasts: The time that the action takes.
+        pauses: The time from which its rank could have started it, to its start.
+        travels: The time that the message took for which it waited last, at most the usual one.
     """
 
     schedule: Schedule
@@ -75,7 +78,11 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, timeline: Timeline, usual: Sequence[float]) -> Measured:
-        """Take a timeline apart. usual: of each action, the usual time of its messages."""
+        """Take a timeline apart.
+
+        Args:
+            usual: Of each action, the usual time of its messages.
+        """
         spans = [*chain(*timeline.rows)]
         lasts = [span.end - span.start for span in spans]
         pauses, travels = [0.0] * len(spans), [0.0] * len(spans)

@@ -32,9 +32,11 @@ class Run:
 
     Read one with `Run.load`. `only` chooses some of its steps or replicas, as another run.
 
-    remarks: sentences on what was trimmed or left out while the trace was read, and on what looks wrong with it.
-    clocks: by replica, how far the clocks of its ranks were off; see `ClockShifts`.
-    warm_up: the steps in which the run was warming up, if they are known; found by their times if not.
+    Args:
+        recorded: The timeline of each step, by step and replica, with what its ranks did besides.
+        remarks: Sentences on what was trimmed or left out while the trace was read, and on what looks wrong with it.
+        clocks: By replica, how far the clocks of its ranks were off; see `ClockShifts`.
+        warm_up: The steps in which the run was warming up, if they are known; found by their times if not.
     """
 
     def __init__(

@@ -17,7 +17,11 @@ Step = Mapping[int, Measured]  # by replica
 
 
 class Straggler(NamedTuple):
-    """A rank that is slower than it should be. factors: by step, how many times as long it takes."""
+    """A rank that is slower than it should be.
+
+    Attributes:
+        factors: By step, how many times as long it takes.
+    """
 
     replica: int
     rank: int
