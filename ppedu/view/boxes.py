@@ -73,7 +73,8 @@ class Boxes:
 
         Names have one size, and so have microbatches: that at which nine in ten fit.
 
-        inks: the color of each text.
+        Args:
+            inks: The color of each text.
         """
         names = [f"{box.stage}{box.op}{box.microbatch}" for box in self.boxes]
         letters = max(map(len, names), default=0)  # of boxes with one width, all are named, all are numbered, or none
@@ -93,7 +94,11 @@ class Boxes:
                 self.ax.text(x, y, text, size=min(size, common), color=ink, **style)
 
     def _draw(self, subset: Iterable[Box], inside: float = 0, **style: Any) -> None:
-        """Draw some of the boxes. `inside`: the points from a box's edge to what is drawn."""
+        """Draw some of the boxes.
+
+        Args:
+            inside: The points from a box's edge to what is drawn.
+        """
         corners = []
         for box in subset:
             margin = min((self.gap / 2 + inside) / self.wide, (box.end - box.start) / 5)

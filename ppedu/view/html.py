@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def page(shown: Interactive, report: str = "") -> str:
     """Return the HTML of a page with the timelines that `shown` displays, and the numbers and orders of each.
 
-    report: HTML to put above the timelines.
+    Args:
+        report: HTML to put above the timelines.
     """
     panels, timelines = shown.panels(), shown.stack.timelines
     titles = [f"{each.schedule.name}, {each.schedule.size}, {each.source}" for each in timelines]

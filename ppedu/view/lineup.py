@@ -18,8 +18,9 @@ Verdict = str | tuple[int, str]  # "legal", or a rank and its action
 class Lineup(Interactive):
     """Timelines to judge. `verdicts` holds the verdicts so far, by name: "legal", or a rank and its action, as text.
 
-    timelines: by name; drawn ones may be impossible.
-    about: a line about each, by name.
+    Args:
+        timelines: By name; drawn ones may be impossible.
+        about: A line about each, by name.
     """
 
     kind = "lineup"

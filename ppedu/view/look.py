@@ -37,7 +37,9 @@ LOOK = {
 def shade(op: Op, microbatch: int, chunk: int, chunks: int) -> tuple[float, float, float]:
     """Return the fill of a box as red, green and blue, each from 0 to 1.
 
-    chunk: the box's chunk on its rank, from 0; each rank has `chunks`.
+    Args:
+        chunk: The box's chunk on its rank, from 0.
+        chunks: The number of chunks on each rank.
     """
     dark = 1 - DARKER * chunk / max(1, chunks - 1)
     lighter = microbatch % 2 * LIGHTER if chunks == 1 else 0

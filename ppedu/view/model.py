@@ -41,8 +41,9 @@ class Box(NamedTuple):
 class Pair(NamedTuple):
     """The words in a picture of a timeline and its outline in two lanes, the timeline first.
 
-    names: what tells the lanes apart.
-    lines: for each lane, its name, and makespan, bubble and peak activations as text.
+    Attributes:
+        names: What tells the lanes apart.
+        lines: For each lane, its name, and makespan, bubble and peak activations as text.
     """
 
     heading: str
@@ -54,11 +55,12 @@ class Pair(NamedTuple):
 class Panel:
     """One timeline and how it is drawn.
 
-    title: replaces the schedule's name and size.
-    outline: a timeline with the same number of ranks, drawn as outlines above this one's boxes, or in a lane below.
-    cap: the most activations that a rank may hold, drawn as a line in the memory strips.
-    marks: actions to mark, each as a rank and a position in its order.
-    until: a time that the axis must reach.
+    Args:
+        title: Replaces the schedule's name and size.
+        outline: A timeline with the same number of ranks, drawn as outlines above this one's boxes, or in a lane below.
+        cap: The most activations that a rank may hold, drawn as a line in the memory strips.
+        marks: Actions to mark, each as a rank and a position in its order.
+        until: A time that the axis must reach.
     """
 
     timeline: Timeline
@@ -175,7 +177,11 @@ class Panel:
 
     @without_gc()
     def state(self, factor: int, unit: str) -> Data:
-        """Return the data that the browser draws. `unit` is the unit of the times after multiplying by `factor`."""
+        """Return the data that the browser draws.
+
+        Args:
+            unit: The unit of the times after multiplying by `factor`.
+        """
 
         def clock(times: Iterable[Any]) -> list[Any]:
             return [round(time * factor, 9) for time in times]
@@ -230,9 +236,10 @@ def require_lanes(lanes: bool, outline: Timeline | None) -> bool:
 class Stack:
     """Panels under each other, on one time axis and with one scale for memory.
 
-    bare: whether memory strips, makespan, bubble and peaks are left out.
-    least: the number of activations that a memory strip has space for at least.
-    lanes: whether outlines have lanes of their own.
+    Args:
+        bare: Whether memory strips, makespan, bubble and peaks are left out.
+        least: The number of activations that a memory strip has space for at least.
+        lanes: Whether outlines have lanes of their own.
     """
 
     panels: Sequence[Panel]

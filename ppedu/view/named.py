@@ -33,7 +33,8 @@ def _class() -> type:
 def named(children: Sequence[Any], names: dict[str, str]) -> Any:
     """Return a VBox of ipywidgets whose controls have names and a visible focus, and keep their keys from the notebook.
 
-    names: the name of each control that ipywidgets leaves without one, by its CSS selector within the box.
+    Args:
+        names: The name of each control that ipywidgets leaves without one, by its CSS selector within the box.
 
     Raises:
         ImportError: ipywidgets or anywidget is not installed.

@@ -46,7 +46,9 @@ def chrome_trace(*timelines: Timeline) -> str:
 def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
     """Yield the trace events of each rank: its tracks, its actions and the activations that it holds.
 
-    pid: the number of the timeline in the file. label: the name of a rank's tracks, before the rank's number.
+    Args:
+        pid: The number of the timeline in the file.
+        label: The name of a rank's tracks, before the rank's number.
     """
     name = f"{timeline.source} {timeline.schedule.name}"
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}

@@ -90,7 +90,8 @@ def plot(
 def _draw(panel: Panel, ax: Axes, stack: Stack, most: float | None, critical_path: bool = False) -> None:
     """Draw a panel of a stack, without its legend.
 
-    most: the number of activations at the top of a memory strip; None for no strips.
+    Args:
+        most: The number of activations at the top of a memory strip; None for no strips.
     """
     pair = panel.pair if stack.lanes else None
     if pair:
@@ -125,7 +126,12 @@ def _draw(panel: Panel, ax: Axes, stack: Stack, most: float | None, critical_pat
 
 
 def _axes(ax: Axes, panel: Panel, end: float, middle: float) -> None:
-    """Set the axes of a panel. The time axis reaches at least to `end`. `middle`: where a rank's row has its label."""
+    """Set the axes of a panel.
+
+    Args:
+        end: A time that the time axis must reach.
+        middle: Where a rank's row has its label, from 0 to 1.
+    """
     ranks, unit = panel.timeline.schedule.ranks, panel.timeline.costs.unit
     ax.set(ylim=(ranks, 0), yticks=[rank + middle for rank in range(ranks)])
     ax.tick_params(length=0, labelsize=9)
@@ -171,7 +177,11 @@ def _name_lanes(ax: Axes, lanes: Sequence[Boxes], names: Sequence[str]) -> None:
 
 
 def _legend(ax: Axes, stack: Stack, memory: bool, critical_path: bool = False) -> None:
-    """Draw the legend of a stack below the left corner of `ax`. `memory`: whether memory strips are drawn."""
+    """Draw the legend of a stack below the left corner of `ax`.
+
+    Args:
+        memory: Whether memory strips are drawn.
+    """
     ink = rcParams["text.color"]
     tones: dict[str, Any] = {op: tuple(Patch(color=fill) for fill in fills) for op, fills in stack.fills.items()}
     swatches: dict[str, Any] = {
@@ -234,8 +244,9 @@ def png(stack: Stack) -> bytes:
 def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
     """Draw the panels under each other, on one time axis and with one legend, and return the bytes of an image file.
 
-    fixed: whether the margins are fixed; otherwise they are measured.
-    options: as for `Figure.savefig`.
+    Args:
+        fixed: Whether the margins are fixed; otherwise they are measured.
+        options: As for `Figure.savefig`.
     """
     heights = [_height(panel, stack) for panel in stack.panels]
     high = sum(heights) + MARGINS + GAP * (len(heights) - 1)
