@@ -16,12 +16,14 @@ from ppedu.zoo import schedule
 class Level:
     """One task of the puzzle: a board to complete in the time of a published schedule, its par.
 
-    name: the argument of `level`.
-    published, ranks, microbatches: the schedule that sets the par; backwards are split, and pairs allowed, as in it.
-    title, goal: the heading above the board, and the task in a sentence or two.
-    costs: the times of the actions; None for the default costs.
-    capped: whether the memory is limited to the largest peak of activations in par.
-    given: for each rank, the number of actions of par that are on the board from the start; () for none.
+    Args:
+        name: The argument of `level`.
+        published, ranks, microbatches: The schedule that sets the par; backwards are split, and pairs allowed, as in
+            it.
+        title, goal: The heading above the board, and the task in a sentence or two.
+        costs: The times of the actions; None for the default costs.
+        capped: Whether the memory is limited to the largest peak of activations in par.
+        given: For each rank, the number of actions of par that are on the board from the start; () for none.
     """
 
     name: str

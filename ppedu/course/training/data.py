@@ -20,10 +20,16 @@ RHYME = str(Path(__file__).with_name("rhyme.txt"))
 
 
 class Text:
-    """A text as a sequence of tokens, one per character. `characters` is the alphabet: token n is `characters[n]`.
+    """A text as a sequence of tokens, one per character.
 
-    path: a UTF-8 text file, whose alphabet is the set of its characters. The default is Python's documentation topics,
-        at least 400,000 characters of printable ASCII and newlines, with one replacement character for all others.
+    Args:
+        path: A UTF-8 text file, whose alphabet is the set of its characters. The default is Python's documentation
+            topics, at least 400,000 characters of printable ASCII and newlines, with one replacement character for all
+            others.
+
+    Attributes:
+        characters: The alphabet: token n is `characters[n]`.
+        tokens: The text as numbers, int64 of shape (number of characters in the text,).
 
     Raises:
         PipelineError: the file cannot be read.
@@ -46,7 +52,7 @@ class Text:
         self.tokens = torch.tensor([number[character] for character in text])
 
     def batch(self, size: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of shape (size, length): random excerpts, and the same shifted by one token.
+        """Return inputs and targets, int64 of shape (size, length): random excerpts, and these shifted by one token.
 
         The same seed gives the same batch on every rank.
 

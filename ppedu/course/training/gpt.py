@@ -113,7 +113,7 @@ class GPT(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The sum of a token embedding and a position embedding."""
+    """The sum of a token embedding and a position embedding: from (batch, length) to (batch, length, width)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -128,7 +128,10 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each with a residual connection."""
+    """Causal self-attention and a two-layer perceptron, each with a residual connection.
+
+    It takes and returns activations of shape (batch, length, width).
+    """
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -149,7 +152,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """A layer norm and a linear layer that computes logits."""
+    """A layer norm and a linear layer: from (batch, length, width) to logits (batch, length, vocabulary)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()

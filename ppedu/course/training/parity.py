@@ -70,7 +70,11 @@ def difference(module: nn.Module, whole: nn.Module, part: str, group: PipelineGr
 def copies_apart(module: nn.Module, stage: int, tied: Sequence[Tie], group: PipelineGroup | None = None) -> float:
     """Return the relative difference between the two copies of a tied weight, the largest of all pairs.
 
-    All ranks must call it. `stage` is the number of this rank's stage; `tied` lists the pairs, as for `Pipeline`.
+    All ranks must call it.
+
+    Args:
+        stage: The number of this rank's stage.
+        tied: The pairs of tied weights, as for `Pipeline`.
     """
     own = {name: module.get_parameter(name).detach().cpu() for pair in tied for at, name in pair if at == stage}
     copies = {(at, name): weight for at, held in _gathered((stage, own), group) for name, weight in held.items()}

@@ -272,7 +272,11 @@ def train_gpt(
 
 
 def parser(**options: Any) -> argparse.ArgumentParser:
-    """Return the parser of the command line: the settings of `TrainConfig`, and `--out`. options: of ArgumentParser."""
+    """Return the parser of the command line: the settings of `TrainConfig`, and `--out`.
+
+    Args:
+        options: Of ArgumentParser.
+    """
     options |= {"description": "Train a toy GPT with pipeline parallelism.", "argument_default": argparse.SUPPRESS}
     made = argparse.ArgumentParser(**options)  # what is not given is left out: its default is that of `TrainConfig`
     groups = {title: made.add_argument_group(title) for title in (PIPELINE, MODEL, TRAINING, FILES)}
@@ -300,7 +304,8 @@ def parser(**options: Any) -> argparse.ArgumentParser:
 def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
     """Return the settings of a command line for `ranks` ranks, after checking all except the checkpoint folder.
 
-    options: as parsed by `parser`.
+    Args:
+        options: As parsed by `parser`.
 
     Raises:
         SettingError: a setting is invalid.
@@ -321,7 +326,11 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
 
 
 def _planned(path: str, given: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return the settings that a saved plan decides. given: The other ones."""
+    """Return the settings that a saved plan decides.
+
+    Args:
+        given: The settings on the command line.
+    """
     plan = load(path)
     wanted = plan.pop("ranks") * given.get("replicas", 1)
     if ranks != wanted:
