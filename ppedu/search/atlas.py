@@ -63,6 +63,12 @@ class Entry:
 
     @property
     def schedule(self) -> Schedule:
+        """The schedule that the rows stand for.
+
+        F I W are the actions of a rank's first stage, and f i w those of its second one. The n-th of a letter is for
+        microbatch n: "FFIWIW" is 0F0 0F1 0I0 0W0 0I1 0W1 on rank 0 of a line. The second copy of a bidirectional
+        placement begins with microbatch `Placement.split`.
+        """
         place = placement_of(self.placement, self.ranks, self.microbatches)
         orders = []
         for rank, letters in enumerate(self.rows):
@@ -70,9 +76,10 @@ class Entry:
             counted: Counter[str] = Counter()
             order = []
             for letter in letters:
-                copy, stage = stages[letter.islower()]
-                first = place.split if copy else 0
-                order.append(Action(stage, Op(letter.upper()), first + counted[letter]))
+                copy, stage = stages[1] if letter.islower() else stages[0]
+                first = place.split if copy == 1 else 0
+                microbatch = first + counted[letter]
+                order.append(Action(stage, Op(letter.upper()), microbatch))
                 counted[letter] += 1
             orders.append(tuple(order))
         return Schedule(f"atlas {self.placement}", place, self.microbatches, tuple(orders))

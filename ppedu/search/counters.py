@@ -29,7 +29,8 @@ class Counters:
     Attributes:
         begun: `begun[copy, stage, op][tick]` is the number of these actions that have begun by this tick, the tick
             included.
-        begins: `begins[copy, stage, op][tick]` is whether one begins with it.
+        begins: `begins[copy, stage, op][tick]` is whether one begins with it; 0 where it would end after the horizon.
+            For forwards that begin at ticks 0 and 2 of 4, it is 1 0 1 0, and `begun` is 1 1 2 2.
     """
 
     def __init__(self, instance: Instance, horizon: int, fewer: Mapping[int, int] = {}):
@@ -41,12 +42,17 @@ class Counters:
             self._count(copy, stage, op)
         for tick, copy in product(range(horizon), range(len(instance.copies))):
             for before, (stage, op), delay in instance.dependencies(copy):
-                self.model.add(self.begun[copy, stage, op][tick] <= self._ended(copy, before, tick - delay))
+                arrived = self._ended(copy, before, tick - delay)
+                self.model.add(self.begun[copy, stage, op][tick] <= arrived)
         for tick, rank in product(range(horizon), range(instance.placement.ranks)):
-            self._rank(rank, tick)
+            self._one_by_one(rank, tick)
+            if instance.memory is not None:
+                self._memory(rank, tick)
         if instance.placement.copies == 1:
-            for count, ticks in fewer.items():  # those that are last begin in time
-                begun = self.begun[0, 0, Op.F][horizon - ticks] if ticks <= horizon else 0
+            for count, ticks in fewer.items():
+                # The last `count` microbatches take at least `ticks`, so the first of them begins that much earlier.
+                latest = horizon - ticks
+                begun = self.begun[0, 0, Op.F][latest] if latest >= 0 else 0
                 self.model.add(begun >= instance.microbatches - count + 1)
 
     def _count(self, copy: int, stage: int, op: Op) -> None:
@@ -69,26 +75,30 @@ class Counters:
         begun = tick - self.instance.times[op][stage]
         return self.begun[copy, stage, op][begun] if begun >= 0 else 0
 
-    def _rank(self, rank: int, tick: int) -> None:
-        """Let a rank run one action at a time, and hold what fits."""
-        instance, stages = self.instance, held(self.instance.placement, rank)
+    def _one_by_one(self, rank: int, tick: int) -> None:
+        """Let a rank run one action at a time."""
+        instance = self.instance
         running = []
         left: Any = 0  # the work that has not begun
-        for (copy, stage), op in product(stages, instance.ops):
+        for (copy, stage), op in product(held(instance.placement, rank), instance.ops):
             length = instance.times[op][stage]
+            # An action that takes 3 ticks still runs at tick 7 if it began at 5, 6 or 7.
             recent = self.begins[copy, stage, op][max(0, tick + 1 - length) : tick + 1]
             running += [begin for begin in recent if not isinstance(begin, int)]
-            left += length * (len(instance.copies[copy]) - self.begun[copy, stage, op][tick])
+            not_begun = len(instance.copies[copy]) - self.begun[copy, stage, op][tick]
+            left += length * not_begun
         self.model.add_at_most_one(running)
         # This follows from the rest, but the solver would not add it up.
         self.model.add(left <= self.horizon - tick - 1)
-        if instance.memory is not None:
-            sizes = instance.room[1]
-            terms = [
-                sizes[op][stage] * (self.begun[copy, stage, Op.F][tick] - self._ended(copy, (stage, op), tick))
-                for (copy, stage), op in product(stages, sizes)
-            ]
-            self.model.add(sum(terms) <= instance.limit)
+
+    def _memory(self, rank: int, tick: int) -> None:
+        """Let the activations that a rank holds fit: those that a forward has taken, and no backward has freed."""
+        instance = self.instance
+        taken = []
+        for (copy, stage), op in product(held(instance.placement, rank), instance.freed):
+            in_memory = self.begun[copy, stage, Op.F][tick] - self._ended(copy, (stage, op), tick)
+            taken.append(instance.freed[op][stage] * in_memory)
+        self.model.add(sum(taken) <= instance.limit)
 
     def schedule(self, solver: CpSolver) -> Schedule:
         """Return the schedule that a solver has found: the n-th forward of a stage is that of microbatch n."""

@@ -92,27 +92,34 @@ def frontier(
     require_limits(time_limit, workers)
     instance = Instance.of(named(placement, ranks, chunks, microbatches), microbatches, costs, split, pairs)
     free = search(instance, time_limit, workers)
+    if free.interrupted:
+        return Frontier((free,), tuple(_published(instance)))
     found: list[Found] = []
-    for memory in () if free.interrupted else _memories(instance):
-        starts = [each.schedule for each in found[-1:]]
-        found.append(search(replace(instance, memory=memory), time_limit, workers, None, starts, free.ticks))
+    for memory in _memories(instance):
+        # A schedule for less memory fits in this memory, too. And no limit lowers the bound that holds without one.
+        starts = [found[-1].schedule] if found else []
+        limited = search(replace(instance, memory=memory), time_limit, workers, starts=starts, least=free.ticks)
+        found.append(limited)
         if progress:
-            progress(found[-1])
-        if found[-1].interrupted or found[-1].makespan <= free.makespan:
+            progress(limited)
+        if limited.interrupted or limited.makespan <= free.makespan:
             break
-    return Frontier(tuple(_with_bounds(found or [free])), tuple(_published(instance)))
+    return Frontier(tuple(_with_bounds(found)), tuple(_published(instance)))
 
 
 def _with_bounds(found: list[Found]) -> list[Found]:
-    """Return the findings with the bounds for more memory, which hold for less memory, too."""
-    better = found[-1:]
-    for each in reversed(found[:-1]):
-        more = better[0]
+    """Return the findings, the least memory first, with the bounds for more memory, which hold for less memory, too.
+
+    If no schedule with a memory of 3 is faster than 20, none with a memory of 2 is: it would fit in 3.
+    """
+    bounded: list[Found] = []  # the most memory first
+    for each in reversed(found):
+        more = bounded[-1] if bounded else each
         if more.bound > each.bound:
             status = "optimal" if more.bound == each.makespan else each.status
             each = replace(each, bound=more.bound, proofs=more.proofs, ticks=more.ticks, status=status)
-        better.insert(0, each)
-    return better
+        bounded.append(each)
+    return bounded[::-1]
 
 
 def _memories(instance: Instance) -> Iterator[Number]:

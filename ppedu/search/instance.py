@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -80,15 +80,22 @@ class Instance:
                 "leave out overlap"
             )
         stages, ranks = placement.stages, placement.ranks
-        times = {op: [*map(exact, each)] for op, each in costs.durations(stages, ranks).items()}
-        whole = [first + second for first, second in zip(times[Op.F], times[Op.B], strict=True)]
-        if costs.overlap is not None:
-            whole = [*map(exact, costs.per_stage(costs.overlap, stages, ranks))]
-        overlap = [each / 2 for each in whole]
-        hops = chain(*(pairwise(holders) for holders in placement.holders))
-        links = {link for hop in hops for link in (hop, hop[::-1]) if hop[0] != hop[1]}
+        times = {op: [exact(time) for time in row] for op, row in costs.durations(stages, ranks).items()}
+        if costs.overlap is None:
+            of_pair = [forward + backward for forward, backward in zip(times[Op.F], times[Op.B], strict=True)]
+        else:
+            of_pair = [exact(time) for time in costs.per_stage(costs.overlap, stages, ranks)]
+        overlap = [time / 2 for time in of_pair]
+        links: set[Link] = set()
+        for holders in placement.holders:
+            for rank, following in pairwise(holders):
+                if rank != following:
+                    links |= {(rank, following), (following, rank)}
         delays = {link: exact(costs.delay(*link)) for link in links}
-        tick, error = _tick([*chain(*times.values()), *delays.values(), *(overlap if pairs else [])])
+        every = [*chain(*times.values()), *delays.values()]
+        if pairs:
+            every += overlap
+        tick, error = _tick(every)
         found = cls(
             placement,
             require_count("microbatches", microbatches),
@@ -98,9 +105,9 @@ class Instance:
             memory,
             tick,
             error,
-            {op: [int(each // tick) for each in row] for op, row in times.items()},
-            [int(each // tick) for each in overlap],
-            {link: int(delay // tick) for link, delay in delays.items()},
+            times={op: [int(time // tick) for time in row] for op, row in times.items()},
+            overlap=[int(time // tick) for time in overlap],
+            delays={link: int(delay // tick) for link, delay in delays.items()},
         )
         if memory is not None:
             require_number("memory", memory, lambda each: 0 < each < math.inf, "a number above 0")
@@ -119,11 +126,13 @@ class Instance:
     @property
     def least_memory(self) -> Fraction:
         """The memory that a single microbatch needs on the fullest rank."""
-        return max(
-            sum((self.activations[stage] for stage, holder in enumerate(holders) if holder == rank), Fraction(0))
-            for rank in range(self.placement.ranks)
-            for holders in self.placement.holders
-        )
+        most = Fraction(0)
+        for holders in self.placement.holders:
+            on_rank = [Fraction(0)] * self.placement.ranks
+            for stage, rank in enumerate(holders):
+                on_rank[rank] += self.activations[stage]
+            most = max(most, *on_rank)
+        return most
 
     @cached_property
     def activations(self) -> list[Fraction]:
@@ -132,27 +141,46 @@ class Instance:
         return [*map(exact, self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks))]
 
     @cached_property
-    def room(self) -> tuple[Fraction, dict[Op, list[int]]]:
-        """A unit of memory, and for each op that frees memory at its end, how many units each stage frees.
+    def _freed_exactly(self) -> dict[Op, list[Fraction]]:
+        """By op, the memory that each stage frees at its end."""
+        if not self.split:
+            return {Op.B: self.activations}
+        kept = exact(self.costs.weight_memory)
+        return {
+            Op.I: [each * (1 - kept) for each in self.activations],
+            Op.W: [each * kept for each in self.activations],
+        }
 
-        A forward takes at its start all that the backward frees.
+    @cached_property
+    def memory_unit(self) -> Fraction:
+        """A unit of memory of which all sizes in `freed` are multiples: a solver knows only whole numbers."""
+        denominators = [size.denominator for sizes in self._freed_exactly.values() for size in sizes]
+        return Fraction(1, math.lcm(*denominators))
+
+    @cached_property
+    def freed(self) -> dict[Op, list[int]]:
+        """By op, the units of memory that each stage frees at its end; without ops that free nothing.
+
+        A forward takes at its start all that the backward frees. If an activation is 1, of which W needs a quarter, I
+        frees three quarters: the unit is 1/4, and each stage frees 3 at the end of I and 1 at the end of W.
         """
-        kept = exact(self.costs.weight_memory) if self.split else Fraction(1)
-        parts = {self.ops[1]: 1 - kept, self.ops[-1]: kept}
-        freed = {op: [each * part for each in self.activations] for op, part in parts.items()}
-        unit = Fraction(1, math.lcm(*(size.denominator for size in chain(*freed.values()))))
-        return unit, {op: [int(size / unit) for size in sizes] for op, sizes in freed.items() if any(sizes)}
+        found = {}
+        for op, sizes in self._freed_exactly.items():
+            if any(sizes):
+                found[op] = [int(size / self.memory_unit) for size in sizes]
+        return found
 
     @cached_property
     def limit(self) -> int:
-        """The memory that was given, in units of `room`."""
-        return int(exact(self.memory) / self.room[0])
+        """The memory that was given, in units of `memory_unit`, rounded down."""
+        return int(exact(self.memory) / self.memory_unit)
 
     @cached_property
     def copies(self) -> list[range]:
         """The microbatches of each copy of the model."""
-        middle = self.placement.split if self.placement.copies > 1 else self.microbatches
-        return [range(middle), range(middle, self.microbatches)][: self.placement.copies]
+        if self.placement.copies == 1:
+            return [range(self.microbatches)]
+        return [range(self.placement.split), range(self.placement.split, self.microbatches)]
 
     def dependencies(self, copy: int) -> Iterator[tuple[Key, Key, int]]:
         """Yield pairs of a microbatch's actions, of which the second waits for the first, and the ticks of the message.
@@ -162,11 +190,13 @@ class Instance:
         holders, backward = self.placement.holders[copy], self.ops[1]
         last = self.placement.stages - 1
         for stage in range(last):
-            yield (stage, Op.F), (stage + 1, Op.F), self.delays.get((holders[stage], holders[stage + 1]), 0)
+            delay = self.delays.get((holders[stage], holders[stage + 1]), 0)
+            yield (stage, Op.F), (stage + 1, Op.F), delay
         for stage in reversed(range(last + 1)):
             yield (stage, Op.F), (stage, backward), 0
             if stage < last:
-                yield (stage + 1, backward), (stage, backward), self.delays.get((holders[stage + 1], holders[stage]), 0)
+                delay = self.delays.get((holders[stage + 1], holders[stage]), 0)
+                yield (stage + 1, backward), (stage, backward), delay
             if self.split:
                 yield (stage, Op.I), (stage, Op.W), 0
 
@@ -188,16 +218,17 @@ class Instance:
     def in_order(self) -> tuple[Instance, int]:
         """Return the instance in finer ticks, of which each action takes at least one; and how many are in a tick.
 
-        Actions that take no time also hold memory, one after the other, which start times alone do not show. All of
-        them together take less than a tick, so that schedules within n ticks are those within n + 1, exclusive.
+        Actions that take no time also hold memory, one after the other, which start times alone do not show. So a tick
+        is cut into more parts than there are actions, and an action that takes no time takes one part. All of them
+        together take less than a tick: with 100 parts, schedules within 7 ticks become those within 799 parts.
         """
         if min(*chain(*self.times.values()), *(self.overlap if self.pairs else [])) > 0:
             return self, 1
-        fine = 3 * self.microbatches * self.placement.stages + 1
-        times = {op: [each * fine or 1 for each in row] for op, row in self.times.items()}
-        overlap = [each * fine or 1 for each in self.overlap]
-        delays = {link: delay * fine for link, delay in self.delays.items()}
-        return replace(self, tick=self.tick / fine, times=times, overlap=overlap, delays=delays), fine
+        parts = 3 * self.microbatches * self.placement.stages + 1
+        times = {op: [max(1, time * parts) for time in row] for op, row in self.times.items()}
+        overlap = [max(1, time * parts) for time in self.overlap]
+        delays = {link: delay * parts for link, delay in self.delays.items()}
+        return replace(self, tick=self.tick / parts, times=times, overlap=overlap, delays=delays), parts
 
     def ticks_of(self, schedule: Schedule) -> Any:
         """Return the makespan of a schedule in ticks; infinite if it does not fit in memory."""
@@ -213,10 +244,12 @@ class Instance:
                 options = {"chunks": self.placement.chunks} if "chunks" in options_of(name) else {}
                 found = registered(name, self.placement.ranks, self.microbatches, **options)
                 found.validate()
-                if found.placement.holders == self.placement.holders and not found.forward_only:
-                    orders = tuple(tuple(self._adapted(order)) for order in found.orders)
-                    if self.split or not any(action.op == "W" for order in orders for action in order):
-                        yield replace(found, placement=self.placement, orders=orders)
+                if found.forward_only or found.placement.holders != self.placement.holders:
+                    continue
+                orders = tuple(tuple(self._adapted(order)) for order in found.orders)
+                has_halves = any(action.op == "W" for order in orders for action in order)
+                if self.split or not has_halves:
+                    yield replace(found, placement=self.placement, orders=orders)
 
     def _adapted(self, order: Sequence[Action]) -> Iterator[Action]:
         """Yield actions without pairs if there may be none, and with whole backwards in halves if these are split."""
@@ -240,31 +273,53 @@ class Instance:
     def bound(self) -> int:
         """Ticks below which the makespan cannot be, by closed formulas.
 
-        A rank works on all microbatches after its first input. A microbatch passes all stages and comes back. And a
-        rank holds an activation until its gradient has come back, so that the sum of these times, each multiplied with
-        the size of the activation, is at most the memory times the step.
+        A microbatch passes all stages and comes back. The other bounds are those of `_bounds_of`, for each rank.
         """
         ends = [self._ends(copy) for copy in range(self.placement.copies)]  # of a microbatch alone
         bounds = []
         if not self.pairs:
-            bounds += [each[0, self.ops[-1]] for each, some in zip(ends, self.copies, strict=True) if some]
+            for copy, microbatches in enumerate(self.copies):
+                if microbatches:
+                    bounds.append(ends[copy][0, self.ops[-1]])
         for rank in range(self.placement.ranks):
-            stages = [(copy, stage) for copy, stage in held(self.placement, rank) if self.copies[copy]]
-            begins, work, energy = [], 0, 0
-            for copy, stage in stages:
-                count = len(self.copies[copy])
-                begins.append(ends[copy][stage, Op.F] - self.times[Op.F][stage])
-                work += count * sum(self.times[op][stage] for op in self.ops)
-                for op, sizes in self.room[1].items():
-                    energy += count * sizes[stage] * (ends[copy][stage, op] - begins[-1])
-                if self.pairs:
-                    apart = ((self.times[Op.F][stage] + self.times[Op.B][other], other) for _, other in stages)
-                    work -= count * max(0, *(time - self.overlap[stage] - self.overlap[other] for time, other in apart))
-            begin = min(begins, default=0)
-            bounds.append(begin + work)
-            if self.memory is not None and not self.pairs:
-                bounds.append(begin + math.ceil(energy * self.room[0] / exact(self.memory)))
+            bounds += self._bounds_of(rank, ends)
         return max(bounds)
+
+    def _bounds_of(self, rank: int, ends: Sequence[Mapping[Key, int]]) -> Iterator[int]:
+        """Yield bounds on the makespan by the work and the memory of a rank.
+
+        The rank works on all microbatches after its first input. And it holds an activation until its gradient has come
+        back, so that the sum of these times, each multiplied with the size of the activation, is at most the memory
+        times the step: if it holds 8 activations, each for 6 ticks at least, a memory of 2 needs 8 · 6 / 2 = 24 ticks.
+
+        Args:
+            ends: By copy of the model, when each action of a microbatch alone ends.
+        """
+        stages = [(copy, stage) for copy, stage in held(self.placement, rank) if self.copies[copy]]
+        begins, work, memory_times_ticks = [], 0, 0
+        for copy, stage in stages:
+            count = len(self.copies[copy])
+            begin = ends[copy][stage, Op.F] - self.times[Op.F][stage]
+            begins.append(begin)
+            work += count * sum(self.times[op][stage] for op in self.ops)
+            for op, sizes in self.freed.items():
+                lifetime = ends[copy][stage, op] - begin
+                memory_times_ticks += count * sizes[stage] * lifetime
+            if self.pairs:
+                work -= count * self._most_saved(stage, [other for _, other in stages])
+        first = min(begins, default=0)
+        yield first + work
+        if self.memory is not None and not self.pairs:
+            yield first + math.ceil(memory_times_ticks * self.memory_unit / exact(self.memory))
+
+    def _most_saved(self, stage: int, partners: Iterable[int]) -> int:
+        """Return the most ticks that a pair saves: of a stage's forward with a backward of one of the partners."""
+        saved = 0
+        for partner in partners:
+            apart = self.times[Op.F][stage] + self.times[Op.B][partner]
+            together = self.overlap[stage] + self.overlap[partner]
+            saved = max(saved, apart - together)
+        return saved
 
     def _ends(self, copy: int) -> dict[Key, int]:
         """Return when each action of a microbatch ends if it is alone."""
@@ -282,15 +337,18 @@ class Instance:
 def _tick(times: Sequence[Fraction]) -> tuple[Fraction, float]:
     """Return a tick, and the largest part by which times are rounded down to whole ticks.
 
-    It is the largest of which all times are multiples, unless the longest would be more than `FINEST` of these.
+    It is the largest of which all times are multiples, unless the longest would be more than `FINEST` of these. The
+    tick of 1/2 and 3/4 is 1/4: they are 2 and 3 ticks.
     """
-    common = math.lcm(*(each.denominator for each in times))
-    tick = Fraction(math.gcd(*(int(each * common) for each in times)) or 1, common)
+    common = math.lcm(*(time.denominator for time in times))
+    multiples = [int(time * common) for time in times]
+    tick = Fraction(math.gcd(*multiples) or 1, common)  # 1: all times are 0
     longest = max(times)
     if longest / tick <= FINEST:
         return tick, 0.0
     tick = longest / COARSE
-    return tick, float(max(1 - (each // tick) * tick / each for each in times if each))
+    lost = [1 - (time // tick) * tick / time for time in times if time]
+    return tick, float(max(lost))
 
 
 def named(given: Placement | str, ranks: int, chunks: int | None, microbatches: int) -> Placement:
@@ -302,13 +360,17 @@ def named(given: Placement | str, ranks: int, chunks: int | None, microbatches: 
             raise SettingError("the chunks are those of the placement; leave out chunks")
         return given
     require_instance("placement", given, str, 'a Placement, or "loop", "v" or "bidirectional"')
-    return Placement.make(given, ranks, (2 if given == "v" else 1) if chunks is None else chunks, microbatches)
+    if chunks is None:
+        chunks = 2 if given == "v" else 1
+    return Placement.make(given, ranks, chunks, microbatches)
 
 
 def held(placement: Placement, rank: int) -> list[tuple[int, int]]:
     """Return the stages that a rank holds, each with its copy of the model before it."""
-    copies = enumerate(placement.holders)
-    return [(copy, stage) for copy, holders in copies for stage, holder in enumerate(holders) if holder == rank]
+    found = []
+    for copy, holders in enumerate(placement.holders):
+        found += [(copy, stage) for stage, holder in enumerate(holders) if holder == rank]
+    return found
 
 
 def scheduled(name: str, placement: Placement, microbatches: int, begins: Iterable[tuple[int, Action]]) -> Schedule:

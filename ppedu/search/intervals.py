@@ -29,22 +29,26 @@ class Intervals:
         self.instance, self.horizon = instance, horizon
         self.model = CpModel()
         stages = range(instance.placement.stages)
-        actions = [Action(s, op, m) for s, m in product(stages, range(instance.microbatches)) for op in instance.ops]
         self.starts: dict[Action, Any] = {}
         self.ends: dict[Action, Any] = {}
-        for action in actions:
-            self.starts[action], self.ends[action] = self._time(), self._time()
+        for stage, microbatch, op in product(stages, range(instance.microbatches), instance.ops):
+            action = Action(stage, op, microbatch)
+            self.starts[action] = self._time()
+            self.ends[action] = self._time()
         self.paired: dict[tuple[Action, Action], Any] = {}  # a forward and a backward; whether they are a pair
         for rank in range(instance.placement.ranks):
             self._one_by_one(rank, [*self._held(rank)])
             if instance.memory is not None:
                 self._memory(rank)
         for copy, microbatches in enumerate(instance.copies):
-            for microbatch, (before, after, delay) in product(microbatches, instance.dependencies(copy)):
-                arrival = self.ends[Action(*before, microbatch)] + delay
-                self.model.add(self.starts[Action(*after, microbatch)] >= arrival)
-            for stage, op, (first, second) in product(stages, instance.ops, [*pairwise(microbatches)]):
-                self.model.add(self.starts[Action(stage, op, second)] >= self.ends[Action(stage, op, first)])
+            dependencies = [*instance.dependencies(copy)]
+            for microbatch in microbatches:
+                for before, after, delay in dependencies:
+                    arrival = self.ends[Action(*before, microbatch)] + delay
+                    self.model.add(self.starts[Action(*after, microbatch)] >= arrival)
+            for stage, op in product(stages, instance.ops):
+                for first, second in pairwise(microbatches):  # first in, first out
+                    self.model.add(self.starts[Action(stage, op, second)] >= self.ends[Action(stage, op, first)])
         if instance.placement.copies == 1:
             for count, ticks in fewer.items():
                 self._fewer(count, ticks)
@@ -61,28 +65,22 @@ class Intervals:
     def _one_by_one(self, rank: int, actions: list[Action]) -> None:
         """Let a rank run one action at a time, or a pair of a forward and a whole backward."""
         model = self.model
-        busy = []
-        pairs: defaultdict[Action, list[Any]] = defaultdict(list)
+        busy = []  # the intervals of pairs, and of actions that run alone
+        choices: defaultdict[Action, list[Any]] = defaultdict(list)  # by action, whether it runs in each of its pairs
         if self.instance.pairs:
             for forward, backward in product(actions, actions):
                 same = (forward.stage, forward.microbatch) == (backward.stage, backward.microbatch)
                 if forward.op == "F" and backward.op == "B" and not same:
-                    both = model.new_bool_var("")
-                    start, end = self.starts[forward], self.ends[forward]
-                    length = self.instance.overlap[forward.stage] + self.instance.overlap[backward.stage]
-                    model.add(start == self.starts[backward]).only_enforce_if(both)
-                    model.add(end == self.ends[backward]).only_enforce_if(both)
-                    model.add(end == start + length).only_enforce_if(both)
-                    busy.append(model.new_optional_interval_var(start, length, end, both, ""))
-                    self.paired[forward, backward] = both
-                    pairs[forward].append(both)
-                    pairs[backward].append(both)
+                    both, interval = self._pair(forward, backward)
+                    busy.append(interval)
+                    choices[forward].append(both)
+                    choices[backward].append(both)
         for action in actions:
             start, end = self.starts[action], self.ends[action]
             length = self.instance.times[action.op][action.stage]
-            if pairs[action]:
+            if choices[action]:
                 alone = model.new_bool_var("")
-                model.add_exactly_one(alone, *pairs[action])
+                model.add_exactly_one(alone, *choices[action])
                 model.add(end == start + length).only_enforce_if(alone)
                 busy.append(model.new_optional_interval_var(start, length, end, alone, ""))
             else:
@@ -90,9 +88,21 @@ class Intervals:
                 busy.append(model.new_interval_var(start, length, end, ""))
         model.add_no_overlap(busy)
 
+    def _pair(self, forward: Action, backward: Action) -> tuple[Any, Any]:
+        """Return whether two actions run as a pair, and the interval of the pair."""
+        model = self.model
+        both = model.new_bool_var("")
+        start, end = self.starts[forward], self.ends[forward]
+        length = self.instance.overlap[forward.stage] + self.instance.overlap[backward.stage]
+        model.add(start == self.starts[backward]).only_enforce_if(both)
+        model.add(end == self.ends[backward]).only_enforce_if(both)
+        model.add(end == start + length).only_enforce_if(both)
+        self.paired[forward, backward] = both
+        return both, model.new_optional_interval_var(start, length, end, both, "")
+
     def _memory(self, rank: int) -> None:
         """Let the activations that a rank holds fit at all times."""
-        instance, limit, (_, freed) = self.instance, self.instance.limit, self.instance.room
+        instance, limit, freed = self.instance, self.instance.limit, self.instance.freed
         mine = held(instance.placement, rank)
         intervals, sizes = [], []
         for (copy, stage), op in product(mine, freed):
@@ -101,8 +111,10 @@ class Intervals:
                 for microbatch in microbatches:
                     start = self.starts[Action(stage, Op.F, microbatch)]
                     end = self.ends[Action(stage, op, microbatch)]
-                    intervals.append(self.model.new_interval_var(start, self._time(), end, ""))
+                    length = self._time()
+                    intervals.append(self.model.new_interval_var(start, length, end, ""))
                     sizes.append(size)
+                # If 3 activations of this stage fit, the forward of microbatch 5 waits until that of 2 is freed.
                 self._wait(copy, (stage, Op.F), (stage, op), limit // size)
         if sum(sizes) > limit:
             self.model.add_cumulative(intervals, sizes, limit)
@@ -124,7 +136,10 @@ class Intervals:
             self.model.add(self.starts[Action(*waiting, after)] >= self.ends[Action(*freeing, before)])
 
     def _fewer(self, count: int, ticks: int) -> None:
-        """Let `count` successive microbatches take as long as they must alone: without the others, they fit as well."""
+        """Let `count` successive microbatches take at least `ticks`, which they take alone.
+
+        If they took less here, they would take less alone, too: leaving out the other microbatches breaks no rule.
+        """
         instance, last = self.instance, self.instance.ops[-1]
         for first in range(instance.microbatches - count + 1):
             end: Any = self.horizon
@@ -137,9 +152,14 @@ class Intervals:
 
     def schedule(self, solver: CpSolver) -> Schedule:
         """Return the schedule that a solver has found."""
-        pairs = [pair for pair, both in self.paired.items() if solver.value(both)]
-        begins = [(pair[0], Action(-1, Op.OVERLAP_F_B, -1, pair)) for pair in pairs]
-        paired = {action for pair in pairs for action in pair}
-        begins += [(action, action) for action in self.starts if action not in paired]
-        found = [(solver.value(self.starts[first]), action) for first, action in begins]
+        found = []
+        in_pairs: set[Action] = set()
+        for (forward, backward), both in self.paired.items():
+            if solver.value(both):
+                pair = Action(-1, Op.OVERLAP_F_B, -1, (forward, backward))
+                found.append((solver.value(self.starts[forward]), pair))
+                in_pairs |= {forward, backward}
+        for action, start in self.starts.items():
+            if action not in in_pairs:
+                found.append((solver.value(start), action))
         return scheduled("searched", self.instance.placement, self.instance.microbatches, found)

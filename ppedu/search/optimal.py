@@ -18,7 +18,7 @@ from ppedu.sim import Costs, Timeline, simulate
 
 FORMULATIONS = ("intervals", "counters")
 MOST_ACTIONS = 2000
-FIRST_SLICE = 1.0  # seconds for the first try at a horizon; each try that has no answer doubles it
+FIRST_TIMEOUT = 1.0  # seconds for the first try at a horizon; each try that has no answer doubles it
 
 
 @dataclass(frozen=True)
@@ -157,27 +157,33 @@ def search(
         return Found(instance, best, status, bound, proofs, time.monotonic() - begin, least)
 
     # The makespan is at least `least` and at most `most`. Ask for one in the middle, and move one of them to the
-    # answer. Where a slice of time brings no answer, ask only for longer makespans from then on, with more time.
-    slice_, easier = FIRST_SLICE, 0
+    # answer: between 10 and 20, ask for 14. If no schedule takes 14 or less, `least` is 15.
+    # Where a timeout passes without an answer, ask only for longer makespans from then on, with a longer timeout.
+    timeout, shortest_to_ask = FIRST_TIMEOUT, 0
     # Before that, try once whether bounds for fewer microbatches help.
-    helps = not fewer and instance.memory is not None and instance.placement.copies == 1 and instance.microbatches > 2
+    try_fewer = (
+        not fewer and instance.memory is not None and instance.placement.copies == 1 and instance.microbatches > 2
+    )
     try:
         for seed in count():  # a solver that is unlucky for long may find it at once in another order
             left = begin + seconds - time.monotonic()
             if least >= most or left <= 0:
                 break
-            horizon = min(most - 1, max(easier, (least + most - 1) // 2))
-            answer, how = race(instance, horizon, min(slice_, left), workers, FORMULATIONS, fewer, seed)
+            middle = (least + most - 1) // 2
+            horizon = min(most - 1, max(shortest_to_ask, middle))
+            answer, how = race(instance, horizon, min(timeout, left), workers, FORMULATIONS, fewer, seed)
             if answer:
                 best, most = answer, instance.ticks_of(answer)
                 if progress:
                     progress(found())
             elif how:
                 least, proofs = horizon + 1, (how,)
-            elif helps and left > FIRST_SLICE:
-                helps, fewer = False, _fewer(instance, left / 2, workers)
+            elif try_fewer and left > FIRST_TIMEOUT:
+                try_fewer = False
+                fewer = _fewer(instance, left / 2, workers)
             else:
-                easier, slice_ = horizon + 1, 2 * slice_
+                shortest_to_ask = horizon + 1
+                timeout *= 2
     except KeyboardInterrupt:
         return replace(found(), interrupted=True)
     return found()
@@ -188,7 +194,8 @@ def _fewer(instance: Instance, seconds: float, workers: int) -> dict[int, int]:
     found: dict[int, int] = {}
     end = time.monotonic() + seconds
     for number in range(2, instance.microbatches):
-        share = (end - time.monotonic()) / (instance.microbatches - number)
+        searches_left = instance.microbatches - number
+        share = (end - time.monotonic()) / searches_left
         result = search(replace(instance, microbatches=number), max(0, share), workers, fewer=found)
         if result.interrupted:
             raise KeyboardInterrupt
@@ -213,8 +220,9 @@ def race(
     from ppedu.search.counters import MOST_TICKS, Counters
     from ppedu.search.intervals import Intervals
 
-    instance, fine = instance.in_order()
-    horizon, fewer = horizon * fine + fine - 1, {number: ticks * fine for number, ticks in fewer.items()}
+    instance, parts = instance.in_order()
+    horizon = horizon * parts + parts - 1
+    fewer = {number: ticks * parts for number, ticks in fewer.items()}
     questions: dict[str, Any] = {}
     if "intervals" in only:
         questions["intervals"] = Intervals(instance, horizon, fewer)

@@ -106,9 +106,9 @@ def steady(
     def left() -> float:
         return max(0.1, begin + time_limit - time.monotonic())
 
-    work = [sum(row) for row in zip(*(instance.times[op] for op in instance.ops), strict=True)]  # of each stage
-    ticks = max(sum(work[stage] for _, stage in held(place, rank)) for rank in range(ranks))
-    proven = True
+    work = [sum(instance.times[op][stage] for op in instance.ops) for stage in range(place.stages)]
+    ticks = max(sum(work[stage] for _, stage in held(place, rank)) for rank in range(ranks))  # the busiest never idles
+    proven = True  # all shorter periods are impossible
     while True:
         model = PatternModel(instance, ticks)
         status = model.solve(left(), workers)
@@ -121,18 +121,19 @@ def steady(
     with suppress(KeyboardInterrupt):
         model.shorten(left(), workers)
     optimal = proven and status == "OPTIMAL"
-    size = plain(model.memory * instance.room[0])
+    size = plain(model.memory * instance.memory_unit)
     return Pattern(instance, model.found, ticks, size, "optimal" if optimal else "feasible", time.monotonic() - begin)
 
 
 class PatternModel:
     """The constraints on a pattern with a period of `ticks`.
 
-    An action begins in a slot of the period, `lap` periods after the first one has begun.
+    An action begins in a slot of the period, `lap` periods after the first one has begun: with a period of 6 ticks, an
+    action with lap 2 and slot 3 starts at tick 2 · 6 + 3 = 15.
 
     Attributes:
         found: The starts of the last pattern that was found.
-        memory: What its fullest rank holds, in units of `Instance.room`.
+        memory: What its fullest rank holds, in units of `Instance.memory_unit`.
     """
 
     def __init__(self, instance: Instance, ticks: int):
@@ -155,8 +156,8 @@ class PatternModel:
         for before, after, delay in dependencies:
             self.model.add(self.start[after] >= self.start[before] + self.length[before] + delay)
         self.model.add(self.lap[0, Op.F] == 0)
-        sizes = instance.room[1]
-        self.most = self.model.new_int_var(0, sum(map(sum, sizes.values())) * (laps + 1), "")
+        all_stages = sum(sum(sizes) for sizes in instance.freed.values())
+        self.most = self.model.new_int_var(0, all_stages * (laps + 1), "")
         if instance.memory is not None:
             self.model.add(self.most <= min(instance.limit, max(self.most.proto.domain)))
         for rank in range(instance.placement.ranks):
@@ -165,11 +166,14 @@ class PatternModel:
 
     def _rank(self, stages: list[int]) -> None:
         """Let a rank run one action at a time, and count what it holds when a forward begins."""
-        model, ticks, sizes = self.model, self.ticks, self.instance.room[1]
-        mine = product(stages, self.instance.ops)
-        # The end of an action may be in the next period.
-        turns = ((self.slot[key] + shift, self.length[key]) for key in mine for shift in (0, ticks))
-        model.add_no_overlap(model.new_fixed_size_interval_var(start, length, "") for start, length in turns)
+        model, sizes = self.model, self.instance.freed
+        # The end of an action may be in the next period, so each action is there twice: in this period and the next.
+        intervals = []
+        for key in product(stages, self.instance.ops):
+            for shift in (0, self.ticks):
+                start = self.slot[key] + shift
+                intervals.append(model.new_fixed_size_interval_var(start, self.length[key], ""))
+        model.add_no_overlap(intervals)
         for now in stages:
             terms = [
                 sizes[op][stage] * self._count((now, Op.F), (stage, Op.F), (stage, op))
@@ -181,9 +185,12 @@ class PatternModel:
     def _count(self, now: Key, taken: Key, freed: Key) -> Any:
         """Return for how many microbatches memory is taken and not yet freed at the start of `now`.
 
-        At a time t, as many microbatches have passed an event as periods fit between its first time and t.
+        At a time t, as many microbatches have passed an event as periods fit between its first time and t. With a
+        period of 10, let microbatch 0 take memory at tick 3 (lap 0, slot 3) and free it at 27 (lap 2, slot 7). In slot
+        5 of any period, the memory of 2 - 0 + 1 = 3 microbatches is taken: slot 3 has passed, and slot 7 has not.
         """
         model, slot, ticks = self.model, self.slot, self.ticks
+        # `freed` ends in the slot `end`, of the next period if `over`.
         end, over = model.new_int_var(0, ticks - 1, ""), model.new_bool_var("")
         model.add(slot[freed] + self.length[freed] == end + ticks * over)
         passed = []
@@ -192,7 +199,8 @@ class PatternModel:
             model.add(slot[now] >= event).only_enforce_if(after)
             model.add(slot[now] < event).only_enforce_if(after.negated())
             passed.append(after)
-        return self.lap[freed] + over - self.lap[taken] + passed[0] - passed[1]
+        has_taken, has_freed = passed
+        return self.lap[freed] + over - self.lap[taken] + has_taken - has_freed
 
     def solve(self, seconds: float, workers: int) -> str:
         """Find a pattern whose fullest rank holds the least, and return the solver's status."""
@@ -208,8 +216,8 @@ class PatternModel:
         for key, value in self.found.items():
             self.model.add_hint(self.slot[key], value % self.ticks)
             self.model.add_hint(self.lap[key], value // self.ticks)
-        back = 0, self.instance.ops[1]
-        first = self.start[back] + self.length[back]
-        tails = [start for (_, op), start in self.start.items() if op == "W"]
-        self.model.minimize((len(tails) + 1) * first + sum(tails))
+        back = 0, self.instance.ops[1]  # the last of the way of a microbatch through all stages and back
+        way = self.start[back] + self.length[back]
+        weights = [start for (_, op), start in self.start.items() if op == "W"]
+        self.model.minimize((len(weights) + 1) * way + sum(weights))
         self.solve(seconds, workers)
