@@ -41,7 +41,10 @@ def assemble(records: Iterable[Record], remarks: Iterable[str], source: str) -> 
     for record in every:
         replica, rank = places[record.worker]
         if record.step is not None and record.step != CUT:
-            steps.setdefault((record.step, replica), [[] for _ in pipelines[replica]])[rank].append(record)
+            key = record.step, replica
+            if key not in steps:
+                steps[key] = [[] for _ in pipelines[replica]]
+            steps[key][rank].append(record)
     rows_of = _Rows(every)
     whole: dict[Key, Recorded] = {}
     faults: list[str] = []
@@ -50,10 +53,13 @@ def assemble(records: Iterable[Record], remarks: Iterable[str], source: str) -> 
             rows = tuple(rows_of.row(rank, mine) for rank, mine in enumerate(ranks))
             schedule = _schedule(rows, forward_only)
         except ValueError as error:
-            faults.append(f"step {step}{f' of replica {replica}' if len(pipelines) > 1 else ''}: {error}")
+            where = f" of replica {replica}" if len(pipelines) > 1 else ""
+            faults.append(f"step {step}{where}: {error}")
             continue
-        others = tuple(other for rank, mine in enumerate(ranks) for other in _others(rank, mine, rows[rank]))
-        whole[step, replica] = Recorded(Timeline(schedule, rows, Costs(unit="s"), "measured"), others)
+        others: list[Other] = []
+        for rank, mine in enumerate(ranks):
+            others += _others(rank, mine, rows[rank])
+        whole[step, replica] = Recorded(Timeline(schedule, rows, Costs(unit="s"), "measured"), tuple(others))
     found = [*remarks, *unlike, *rows_of.remarks()]
     if not whole:
         shown = "; ".join([*faults[:1], *found])
@@ -81,35 +87,40 @@ def recognized(timeline: Timeline) -> Timeline:
 
 
 def _with_halves(records: list[Record]) -> list[Record]:
-    """Return the records; where B and W are the halves of a backward, as in the Zero Bubble papers, with I for B."""
+    """Return the records; where B and W are the halves of a backward, as in the Zero Bubble papers, with I for B.
+
+    That is so on stages that run W, if each of these runs B, and no stage runs I.
+    """
     ran = {(single.op, single.stage) for record in records for single in record.singles}
-    halves = {stage for op, stage in ran if op == Op.W}
-    if any(op == Op.I for op, _ in ran) or any((Op.B, stage) not in ran for stage in halves):
+    halved = {stage for op, stage in ran if op == Op.W}
+    if any(op == Op.I for op, _ in ran) or any((Op.B, stage) not in ran for stage in halved):
         return records
-    return [
-        record._replace(action=record.action._replace(op=Op.I))
-        if record.action and record.action.op == Op.B and record.action.stage in halves
-        else record
-        for record in records
-    ]
+    found = []
+    for record in records:
+        if record.action and record.action.op == Op.B and record.action.stage in halved:
+            record = record._replace(action=record.action._replace(op=Op.I))
+        found.append(record)
+    return found
 
 
 def _pipelines(records: Sequence[Record]) -> dict[int, list[Worker]]:
     """Return the workers of each replica, rank 0 first.
 
     If the trace does not say who belongs to which replica, workers that run the same actions are sorted by number; the
-    first of each kind are replica 0.
+    first of each kind are replica 0. If workers 0 and 1 run stage 0, and workers 2 and 3 run stage 1, replica 0 has the
+    workers 0 and 2, and replica 1 has the workers 1 and 3.
     """
     ran: defaultdict[Worker, set[Action]] = defaultdict(set)
     for record in records:
         ran[record.worker].update(record.singles)
     first = {worker: _first_stage(ran[worker]) for worker in sorted(ran)}
     known = {record.worker: record.replica for record in records if record.action and record.replica is not None}
-    seen: Counter[tuple[int, bool]] = Counter()
+    alike: Counter[tuple[int, bool]] = Counter()  # by first stage, how many workers came before
     pipelines: defaultdict[int, list[Worker]] = defaultdict(list)
     for worker, stage in first.items():
-        pipelines[known.get(worker, seen[stage])].append(worker)
-        seen[stage] += 1
+        replica = known.get(worker, alike[stage])
+        pipelines[replica].append(worker)
+        alike[stage] += 1
     return {replica: sorted(pipelines[replica], key=first.__getitem__) for replica in sorted(pipelines)}
 
 
@@ -152,7 +163,7 @@ class _Rows:
         usual, busy = self._usual[records[0].worker], sum(span.end - span.start for span in row)
         trimmed: list[float] = []
         for index in range(1, len(row)):
-            before, after = row[index - 1 : index + 1]
+            before, after = row[index - 1], row[index]
             overlap = before.end - after.start
             if overlap <= 0:
                 continue
@@ -165,7 +176,8 @@ class _Rows:
                     f"{before.end:.8g} s: {pretty(overlap, 's')} at once, where its usual action takes "
                     f"{pretty(usual, 's')}; a rank runs one action at a time, or a pair: (0F1;3B0)OVERLAP_F_B"
                 )
-        (action, times), *_ = Counter(single for span in row for single in span.action.singles).most_common(1)
+        counted = Counter(single for span in row for single in span.action.singles)
+        ((action, times),) = counted.most_common(1)
         if times > 1:
             raise ValueError(f"rank {rank} runs {action} twice; are these the traces of one job?")
         self._overlaps += trimmed
@@ -215,7 +227,9 @@ def _placement(ranks: int, stages: int, microbatches: int, forwards: Mapping[tup
     Args:
         forwards: By stage and microbatch, the rank that ran the forward.
     """
-    first, last = (tuple(forwards[stage, m] for stage in range(stages)) for m in (0, microbatches - 1))
+    # With two copies of the model, the first microbatch passes one of them, and the last microbatch the other.
+    first = tuple(forwards[stage, 0] for stage in range(stages))
+    last = tuple(forwards[stage, microbatches - 1] for stage in range(stages))
     holders = (first,) if first == last else (first, last)
     for name in ("loop", "v", "bidirectional"):
         with suppress(SettingError):  # not for this number of chunks

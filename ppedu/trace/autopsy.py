@@ -89,13 +89,19 @@ class Autopsy:
         return sum(map(_makespan, self.steps.values())) / sum(self.lengths.values())
 
     def _causes(self) -> dict[str, float]:
+        """Return each cause's part of all ranks' time.
+
+        If the ranks idle for 10 ms of a step, for 8 ms within the pipeline, and for 5 ms there without pauses, then the
+        tail has cost 2 ms and pauses 3 ms. The remaining 5 ms are for the causes that follow.
+        """
         idle = dict.fromkeys(CAUSES, 0.0)  # by cause, how much less the ranks idle without it
         for step, replicas in self.steps.items():
             before = self.lengths[step] - _busy(replicas)
             after = _makespan(replicas) - _busy(replicas)
             idle["tail"] += before - after
             for cause in REPLAYED:
-                before, replicas = after, self._without(cause, step, replicas)
+                before = after
+                replicas = self._without(cause, step, replicas)  # and without the causes before
                 after = _makespan(replicas) - _busy(replicas)
                 idle[cause] += before - after
             reordered = self._order * _makespan(replicas)
@@ -106,17 +112,21 @@ class Autopsy:
     def _saved(self) -> dict[str, float]:
         saved = {"tail": 1 - self.pipeline, "order": self._order * self.pipeline}
         for cause in REPLAYED:
-            less = (_makespan(each) - _makespan(self._without(cause, step, each)) for step, each in self.steps.items())
-            saved[cause] = sum(less) / sum(self.lengths.values())
+            less = 0.0
+            for step, replicas in self.steps.items():
+                less += _makespan(replicas) - _makespan(self._without(cause, step, replicas))
+            saved[cause] = less / sum(self.lengths.values())
         return saved
 
     @cached_property
     def _order(self) -> float:
         """The part of a pipeline of even stages that another order of its actions saves in the same memory."""
         costs = self.run.costs()
-        even: dict[str, Any] = {
-            name: (fmean(times),) * len(times) for name in TIMES if isinstance(times := getattr(costs, name), tuple)
-        }
+        even: dict[str, Any] = {}
+        for name in TIMES:
+            times = getattr(costs, name)
+            if isinstance(times, tuple):  # one for each stage
+                even[name] = (fmean(times),) * len(times)
         timeline = simulate(self.run.schedule, replace(costs, latency=0, **even))
         return float(1 - reorder(timeline).makespan / timeline.makespan)
 
@@ -132,16 +142,22 @@ class Autopsy:
             return measured._replace(travels=nothing)
         if cause == "slow worker":
             slow = {each.rank: each.factors.get(step, 1.0) for each in self.stragglers if each.replica == replica}
-            rows = enumerate(by_rank(measured.schedule, measured.lasts))
-            return measured._replace(lasts=[time / slow.get(rank, 1.0) for rank, row in rows for time in row])
+            lasts: list[float] = []
+            for rank, row in enumerate(by_rank(measured.schedule, measured.lasts)):
+                lasts += [time / slow.get(rank, 1.0) for time in row]
+            return measured._replace(lasts=lasts)
         usual = measured.usual()
         if cause == "variation":
             return measured._replace(lasts=[usual[kind_of(action)] for action, _ in measured.timed])
-        stages: defaultdict[Any, list[float]] = defaultdict(list)  # by ops, the usual times of the stages
+        # Without imbalance, every stage takes the mean time: a stage that takes half of it now is twice as slow then.
+        of_ops: defaultdict[Any, list[float]] = defaultdict(list)  # by ops, the usual times of the stages
         for (ops, *_), time in usual.items():
-            stages[ops].append(time)
-        even = {kind: fmean(stages[kind[0]]) / (time or 1.0) for kind, time in usual.items()}
-        return measured._replace(lasts=[time * even[kind_of(action)] for action, time in measured.timed])
+            of_ops[ops].append(time)
+        factors = {}
+        for kind, time in usual.items():
+            ops, *_ = kind
+            factors[kind] = fmean(of_ops[ops]) / (time or 1.0)
+        return measured._replace(lasts=[time * factors[kind_of(action)] for action, time in measured.timed])
 
     def _head(self) -> Iterator[str]:
         run = self.run

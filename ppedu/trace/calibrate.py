@@ -44,15 +44,23 @@ class Calibration:
 
     def _rows(self) -> Iterator[Sequence[str]]:
         yield "stage", *self.spread
-        columns = [zip(getattr(self.costs, name), each, strict=True) for name, each in self.spread.items()]
-        for stage, row in enumerate(zip(*columns, strict=True)):
-            times = ((pretty(1000 * each) for each in (time, *ends)) for time, ends in row)
-            yield str(stage), *(f"{time} ms ({low}–{high})" for time, low, high in times)
+        columns = []
+        for name, ends in self.spread.items():
+            medians = getattr(self.costs, name)
+            columns.append([_in_milliseconds(*each) for each in zip(medians, ends, strict=True)])
+        for stage, cells in enumerate(zip(*columns, strict=True)):
+            yield str(stage), *cells
 
     def _notes(self) -> Iterator[str]:
         yield f"overhead per action: {pretty(self.overhead, 's')}"
         if self.warm_up:
             yield f"left out, as a slow start: {steps_in_words(self.warm_up)}"
+
+
+def _in_milliseconds(middle: float, ends: tuple[float, float]) -> str:
+    """Return a time and its spread, in seconds, as text: "68 ms (61–74)"."""
+    low, high = ends
+    return f"{pretty(1000 * middle)} ms ({pretty(1000 * low)}–{pretty(1000 * high)})"
 
 
 def calibrate(timelines: Sequence[Timeline], warm_up: Sequence[int] = ()) -> Calibration:
@@ -62,9 +70,12 @@ def calibrate(timelines: Sequence[Timeline], warm_up: Sequence[int] = ()) -> Cal
     spread: dict[str, list[tuple[float, float]]] = {}
     times: dict[str, Any] = {}
     for name, stages in action_times(timelines).items():
-        ordered = [sorted(each or chain(*stages)) for each in stages]
-        ends = [(each[len(each) // 10], each[-1 - len(each) // 10]) for each in ordered]
-        spread[name] = [(low + overhead, high + overhead) for low, high in ends]
+        spread[name] = []
+        for of_stage in stages:
+            ordered = sorted(of_stage or chain(*stages))  # a stage without such actions gets the times of all stages
+            tenth = len(ordered) // 10
+            low, high = ordered[tenth], ordered[-1 - tenth]
+            spread[name].append((low + overhead, high + overhead))
         times[name] = tuple(time + overhead for time in getattr(found, name))
     if "backward" in times and "weight" in times and "input" not in times:  # I is what W leaves of B, if anything
         times["input"] = tuple(max(0.0, b - w) for b, w in zip(times["backward"], times["weight"], strict=True))
@@ -82,8 +93,11 @@ def _overhead(timelines: Iterable[Timeline], costs: Costs) -> float:
         for rank, before, span, made in inputs(timeline):
             if before and all(end + costs.delay(sender, rank) <= before.end for sender, end in made):
                 gaps.append(span.start - before.end)
+    if not gaps:
+        return 0.0
     gaps.sort()
-    return max(0.0, fmean(gaps[: max(1, len(gaps) - len(gaps) // 10)])) if gaps else 0.0
+    kept = len(gaps) - len(gaps) // 10
+    return max(0.0, fmean(gaps[:kept]))
 
 
 def settled(times: Sequence[float]) -> int:
@@ -96,11 +110,17 @@ def settled(times: Sequence[float]) -> int:
         middle = median(part)
         return sum(abs(each - middle) for each in part)
 
-    splits = [(deviation(times[:k]) + deviation(times[k:]), k) for k in range(1, len(times))]
-    left, k = min(splits, default=(0.0, 0))
-    if not 0 < k <= len(times) / 3 or left > CLEARER * deviation(times):
+    if len(times) < 2:
         return 0
-    return k if not 1 / WARMER <= median(times[:k]) / median(times[k:]) <= WARMER else 0
+    deviations = [(deviation(times[:k]) + deviation(times[k:]), k) for k in range(1, len(times))]
+    left, k = min(deviations)
+    is_early = k <= len(times) / 3
+    is_clear = left <= CLEARER * deviation(times)
+    if not (is_early and is_clear):
+        return 0
+    ratio = median(times[:k]) / median(times[k:])
+    is_alike = 1 / WARMER <= ratio <= WARMER
+    return 0 if is_alike else k
 
 
 def steps_in_words(steps: Sequence[int]) -> str:

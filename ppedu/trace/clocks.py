@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ppedu.sim import Timeline
 from ppedu.sim.fit import inputs
 
+TINY = 1e-9  # seconds, of sums of floats
 PARTS = 1024  # of the range in which the least time lies by which messages arrive early
 
 
@@ -36,6 +37,9 @@ def align(timelines: Sequence[Timeline], most: float = 0.0) -> ClockShifts:
     The clock of a rank may be too early by the shortest time of a message that it received, and too late by that of
     one that it sent. Where clocks agree within these bounds, they stay; otherwise they are set to the middle.
 
+    For example, by the clocks the shortest message from rank 0 to rank 1 takes 9 ms, and that from 1 to 0 takes -5 ms:
+    it arrives before it was sent. So rank 1 must be shifted by -9 to -5 ms. The middle is -7 ms, wrong by at most 2 ms.
+
     Args:
         timelines: Steps of one pipeline.
         most: The seconds by which messages may arrive before they were sent, if no constant shift prevents it.
@@ -51,17 +55,19 @@ def align(timelines: Sequence[Timeline], most: float = 0.0) -> ClockShifts:
 
     def possible(part: int) -> bool:
         bound = bounds(part)
-        return all(bound[r][r] >= -1e-9 for r in ranks)
+        return all(bound[r][r] >= -TINY for r in ranks)  # no rank must move relative to its own clock
 
     part = 0 if possible(0) else bisect_left(range(PARTS + 1), True, key=possible)
     if part > PARTS:
         raise ValueError("no constant shift of the clocks makes all messages arrive after they were sent")
     bound, early = bounds(part), most * part / PARTS
+    # Rank 0 has shift 0.
     latest = [bound[r][0] for r in ranks]
     earliest = [-bound[0][r] for r in ranks]
     known = [r for r in ranks if latest[r] < inf and earliest[r] > -inf]
     error = max(latest[r] - earliest[r] for r in known) if len(known) > 1 else None
-    if all(bound[r][q] >= -1e-9 for r in ranks for q in ranks):
+    clocks_agree = all(bound[r][q] >= -TINY for r in ranks for q in ranks)
+    if clocks_agree:
         return ClockShifts((0.0,) * len(ranks), error, early)
     shifts = tuple((latest[r] + earliest[r]) / 2 if r in known else 0.0 for r in ranks)
     return ClockShifts(shifts, None if error is None else error / 2, early)

@@ -88,9 +88,7 @@ def read(path: str | os.PathLike[str], names: Mapping[str, str] | None = None) -
     find = look_up(names, OPERATIONS)
     lines = _lines(path)
     columns, units = _columns(lines[0] if lines else [], str(path))
-    rows = [
-        {column: line[at].strip() if at < len(line) else "" for column, at in columns.items()} for line in lines[1:]
-    ]
+    rows = [_cells(line, columns) for line in lines[1:]]
     ranks = _ranks(rows)
     records: list[Record] = []
     wrong: list[str] = []
@@ -123,6 +121,11 @@ def _lines(path: str | os.PathLike[str]) -> list[list[str]]:
         raise ParseError(f"cannot read {str(path)!r}: {error}; give a table of operations as CSV") from error
 
 
+def _cells(line: Sequence[str], columns: Mapping[str, int]) -> Cells:
+    """Return the cells of a line by column; "" for those that a short line lacks."""
+    return {column: line[at].strip() if at < len(line) else "" for column, at in columns.items()}
+
+
 def _columns(head: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, float]]:
     """Return the position of each known column, and its unit in seconds, which is that of a time."""
     found: dict[str, tuple[int, float]] = {}
@@ -131,11 +134,11 @@ def _columns(head: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, 
         unit = match and (match["unit"] or match["suffix"])
         if match and (unit is None or unit in UNITS):
             found.setdefault(match["name"], (index, UNITS[unit or "s"]))
-    known = {
-        column: next(found[name] for name in names if name in found)
-        for column, names in COLUMNS.items()
-        if not found.keys().isdisjoint(names)
-    }
+    known: dict[str, tuple[int, float]] = {}
+    for column, names in COLUMNS.items():
+        for name in names:
+            if name in found:
+                known.setdefault(column, found[name])  # the first of several names
     lost = [column for column in ("operation", "start") if column not in known]
     if not known.keys() & {"duration", "end"}:
         lost.append("duration")
@@ -146,15 +149,18 @@ def _columns(head: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, 
             f"{path!r} has no column {' or '.join(map(repr, lost))}; its first line is {shown}, "
             "and a table of operations needs at least step, stage, operation, microbatch, start and duration"
         )
-    return {column: at for column, (at, _) in known.items()}, {column: unit for column, (_, unit) in known.items()}
+    positions = {column: at for column, (at, _) in known.items()}
+    units = {column: unit for column, (_, unit) in known.items()}
+    return positions, units
 
 
 def _ranks(rows: Iterable[Cells]) -> int:
     """Return the number of ranks in a pipeline, by the places of stages in it, which matter if there are chunks."""
     most = 0
     for cells in rows:
-        with suppress(ValueError):
-            most = max(most, _whole(cells, "stage") if "chunk" in cells else 0)
+        if "chunk" in cells:
+            with suppress(ValueError):
+                most = max(most, _whole(cells, "stage"))
     return 1 + most
 
 
@@ -178,7 +184,12 @@ def _record(cells: Cells, units: Mapping[str, float], find: LookUp, ranks: int) 
     if end < start:
         raise ValueError(f"it ends at {end} and starts at {start}")
     column = next((column for column in ("rank", "pid", "stage") if cells.get(column)), None)
-    rank = _whole(cells, column) if column else action.singles[0].stage if action else UNKNOWN
+    if column:
+        rank = _whole(cells, column)
+    elif action:
+        rank = action.singles[0].stage
+    else:
+        rank = UNKNOWN
     if rank == UNKNOWN:
         raise ValueError("it has neither a rank nor a stage")
     step = _whole(cells, "step") if cells.get("step") or (action and "step" in cells) else None

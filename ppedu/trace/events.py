@@ -76,11 +76,12 @@ class _Stream:
                     return value
             except (ValueError, RecursionError) as error:  # ValueError also for an integer of thousands of digits
                 if isinstance(error, json.JSONDecodeError) and BARE.match(self.buffer, error.pos):
+                    # Decode it again, without all such numbers that the buffer holds.
                     self.buffer, self.at = BARE.sub("null", self.buffer[self.at :]), 0
                     continue
                 if len(self.buffer) - self.at > LARGEST:
                     raise self._damaged("is damaged") from None
-            self._read()
+            self._read()  # the value may end in the next chunk
 
     def accept(self, character: str) -> bool:
         """Return whether a character comes next, after spaces; if so, go past it."""

@@ -99,14 +99,13 @@ def _slow_worker(autopsy: Autopsy) -> str:
 
 
 def _variation(autopsy: Autopsy) -> str:
-    parts = [
-        (time / (usual[kind_of(action)] or 1), action)
-        for measured in autopsy.measured
-        for usual in [measured.usual()]
-        for action, time in measured.timed
-    ]
+    parts = []  # of the usual time of its kind, that each action takes
+    for measured in autopsy.measured:
+        usual = measured.usual()
+        parts += [(time / (usual[kind_of(action)] or 1), action) for action, time in measured.timed]
     parts.sort()
-    (low, _), (high, _), (most, longest) = parts[len(parts) // 10], parts[-1 - len(parts) // 10], parts[-1]
+    tenth = len(parts) // 10
+    (low, _), (high, _), (most, longest) = parts[tenth], parts[-1 - tenth], parts[-1]
     usually = f"most of a step take {low:.0%} to {high:.0%} of their stage's usual time"
     alone = f"{longest} once takes {most:.1f} times as long as usual" if most > OUTLIER * high else "microbatches vary"
     return f"{alone}: {usually}; microbatches of equal length would save"

@@ -114,19 +114,24 @@ def _suspicions(timelines: Sequence[Timeline], clocks: Collection[ClockShifts]) 
         )
     if (early := max(each.early for each in clocks)) > ROUNDING:
         yield f"messages arrive up to {pretty(early, 's')} before they were sent, however the clocks are shifted"
-    waits, forwards, pauses = [], [], []
+    waits: list[float] = []  # in each step, before the first backward of the last stage
+    forwards: list[float] = []  # the times of that stage's forwards
+    pauses: list[float] = []  # before each of that stage's actions
     for timeline in timelines:
         last = timeline.schedule.stages - 1
-        ran = [
-            (single.op, after.start - before.end, after.end - after.start)
-            for row in timeline.rows
-            for before, after in pairwise(row)
-            for single in after.action.singles
-            if single.stage == last
-        ]
-        forwards += [time for op, _, time in ran if op is Op.F]
-        pauses += [wait for _, wait, _ in ran]
-        waits.append(next((wait for op, wait, _ in ran if op in (Op.B, Op.I)), 0.0))
+        first_wait = None
+        for row in timeline.rows:
+            for before, after in pairwise(row):
+                pause = after.start - before.end
+                for single in after.action.singles:
+                    if single.stage != last:
+                        continue
+                    pauses.append(pause)
+                    if single.op is Op.F:
+                        forwards.append(after.end - after.start)
+                    elif single.op in (Op.B, Op.I) and first_wait is None:
+                        first_wait = pause
+        waits.append(first_wait or 0.0)
     if forwards and min(waits) > max(0.75 * median(forwards), 3 * median(pauses)):
         yield (
             f"in every step, stage {last} waits at least {pretty(min(waits), 's')} before its first backward, as if it "

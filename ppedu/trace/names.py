@@ -36,8 +36,9 @@ def look_up(given: Mapping[str, str] | None, usual: Mapping[str, str]) -> LookUp
     for pattern, meaning in [*(given or {}).items(), *usual.items()]:
         try:
             rules.append((re.compile(pattern), meaning))
-            if nothing := re.fullmatch(f"(?:{pattern})|", ""):
-                nothing.expand(meaning)  # raises re.error for a group that does not exist
+            # "pattern or nothing" matches "", with the groups of the pattern, which are then empty.
+            if match := re.fullmatch(f"(?:{pattern})|", ""):
+                match.expand(meaning)  # raises re.error for a group that does not exist
         except (re.error, TypeError, IndexError) as error:
             raise SettingError(f"names: {pattern!r}: {meaning!r} is not usable: {error}; give {SUCH_AS}") from None
 

@@ -49,7 +49,11 @@ def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
 
 
 def _labels_hold_several(rows: Rows) -> bool:
-    """Return whether most of the steps that the trace numbers hold all forwards of a worker twice or more often."""
+    """Return whether most of the steps that the trace numbers hold all forwards of a worker twice or more often.
+
+    With the forwards 0F0 0F1 0F0 0F1, a step of the trace holds two of the pipeline. Without numbers of microbatches, a
+    step of the pipeline is assumed to have as many as a worker ever has in flight.
+    """
     in_flight = max((_most_begun(row) for row in rows.values()), default=0)
     several = []
     for row in rows.values():
@@ -74,7 +78,8 @@ def _idle(row: Sequence[Record]) -> list[int]:
     """Return the indices of the actions that a worker begins while no microbatch is in flight.
 
     The trace may begin while some are in flight, so none is where the count is lowest. On a rank such as the first one
-    of 1F1B, a step begins with each of these actions; on the last one, each microbatch does.
+    of 1F1B, a step begins with each of these actions; on the last one, each microbatch does. For F F B B F F B B, the
+    counts before the actions are 0 1 2 1 0 1 2 1, and the indices are 0 and 4; for F B F B they are 0 and 2.
     """
     in_flight = [*accumulate(map(_change, row), initial=0)]
     fewest = min(in_flight)
@@ -83,9 +88,12 @@ def _idle(row: Sequence[Record]) -> list[int]:
 
 def _most_begun(row: Sequence[Record]) -> int:
     """Return the most microbatches of a stage that a worker begins until none is in flight."""
-    parts = [row[start:end] for start, end in pairwise([*_idle(row), len(row)])]
-    begun = [Counter(each.stage for record in part for each in record.singles if each.op == Op.F) for part in parts]
-    return max((max(stages.values(), default=0) for stages in begun), default=0)
+    most = 0
+    for start, end in pairwise([*_idle(row), len(row)]):
+        singles = [single for record in row[start:end] for single in record.singles]
+        forwards = Counter(single.stage for single in singles if single.op == Op.F)
+        most = max([most, *forwards.values()])
+    return most
 
 
 def _in_windows(rows: Rows) -> Rows:
@@ -98,9 +106,14 @@ def _in_windows(rows: Rows) -> Rows:
     whole = [[row[index].start for index in _idle(row)] for worker, row in rows.items() if begun[worker] == most]
 
     def delay(begins: Sequence[float]) -> float:
-        return fmean(
-            time - begins[index - 1] for each in whole for time in each if (index := bisect_right(begins, time))
-        )
+        """Return the mean time from the last of these begins to a begin on any of the ranks."""
+        delays = []
+        for times in whole:
+            for time in times:
+                index = bisect_right(begins, time)
+                if index > 0:
+                    delays.append(time - begins[index - 1])
+        return fmean(delays)
 
     begins = min((each for each in whole if each), key=delay, default=[])
     return {
@@ -134,6 +147,7 @@ def _with_steps(rows: Rows) -> Rows:
     """Return the records of these workers with a number for each step."""
     starts = {worker: _after_cut(row) for worker, row in rows.items()}
     if any(starts.values()):
+        # The next microbatches may still be of the step that was cut. A whole step begins with the lowest one.
         starts = {worker: _lowest(row, starts[worker]) for worker, row in rows.items()}
     found: Rows = {}
     for worker, row in rows.items():
@@ -190,7 +204,9 @@ def _match_steps(rows: Rows, unlabelled: Sequence[Worker]) -> Iterator[str]:
     known = [*begins[model]]
     for worker in unlabelled:
         offset = _offset([*begins[worker].values()], [*begins[model].values()])
-        numbers = dict(enumerate(known, -offset))  # of the worker's own steps; those that the model lacks are not whole
+        # By the worker's own number of a step: if the model has the steps 5, 6 and 7, and the worker began 1 later, its
+        # steps 0 and 1 are 6 and 7. Steps that the model lacks are not whole.
+        numbers = dict(enumerate(known, -offset))
         rows[worker] = [record._replace(step=numbers.get(record.step or 0, CUT)) for record in rows[worker]]
         matched = numbers.keys() & begins[worker].keys()
         if len(matched) < len(known):
@@ -210,12 +226,13 @@ def _offset(times: Sequence[float], known: Sequence[float]) -> int:
     """
     if not times:
         return 0
-    inside = sorted([0, len(known) - len(times)])
-    apart, spread = {}, {}
+    # With these offsets and those in between, all steps of the shorter list are matched.
+    least, greatest = sorted([0, len(known) - len(times)])
+    apart, spread = {}, {}  # by offset, how far the clocks are apart, and how much that varies
     for offset in range(1 - len(times), len(known)):
         pairs = zip(times[max(0, -offset) :], known[max(0, offset) :], strict=False)
         differences = [mine - other for mine, other in pairs]
-        if inside[0] <= offset <= inside[1] or len(differences) >= ENOUGH:
+        if least <= offset <= greatest or len(differences) >= ENOUGH:
             apart[offset] = median(differences)
             spread[offset] = fmean(abs(each - apart[offset]) for each in differences)
     length = median(after - before for before, after in pairwise(known)) if len(known) > 1 else 0.0

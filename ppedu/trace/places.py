@@ -63,8 +63,9 @@ def find_places(sources: Sequence[Source]) -> list[list[TracePlace]]:
         held = plural(len(merged.records), "process")
         raise ParseError(f"{str(merged.path)!r} holds {held}, other files hold more; give a file for each rank")
     if merged:
-        order = sorted(merged.records, key=lambda process: (type(process).__name__, process))
-        return [[TracePlace(order.index(each), None, stage) for stage, each in enumerate(merged.records)]]
+        # The records list the processes in the order in which they began, which is that of the stages.
+        by_id = sorted(merged.records, key=lambda process: (type(process).__name__, process))
+        return [[TracePlace(by_id.index(process), None, stage) for stage, process in enumerate(merged.records)]]
     places = [source.given for source in sources if source.given] or _from_metadata(sources) or _from_names(sources)
     owners: dict[tuple[int | None, int], Path] = {}
     for source, place in zip(sources, places, strict=True):
@@ -84,14 +85,16 @@ def _from_metadata(sources: Sequence[Source]) -> list[TracePlace]:
     if not all(type(rank) is int and 0 <= rank < MOST for rank in ranks):
         return []
     groups = [_groups(source.about, rank) for source, rank in zip(sources, ranks, strict=True)]
-    pipelines = [next((held for name, held in mine if _is_pipeline(name)), ()) for mine in groups]
+    pipelines = [next((members for name, members in mine if _is_pipeline(name)), ()) for mine in groups]
     if not all(pipelines):
-        return _in_order(ranks, stages=all(len(set(mine)) <= 1 for mine in groups))
-    replicas = sorted(set(pipelines))
-    return [
-        TracePlace(pipeline.index(rank), replicas.index(pipeline), pipeline.index(rank))
-        for rank, pipeline in zip(ranks, pipelines, strict=True)
-    ]
+        one_group = all(len(set(mine)) <= 1 for mine in groups)  # then it is the pipeline
+        return _in_order(ranks, stages=one_group)
+    replicas = sorted(set(pipelines))  # the pipeline of ranks 0 and 2 is replica 0, that of ranks 1 and 3 replica 1
+    found = []
+    for rank, pipeline in zip(ranks, pipelines, strict=True):
+        stage = pipeline.index(rank)
+        found.append(TracePlace(stage, replicas.index(pipeline), stage))
+    return found
 
 
 def _groups(about: Mapping[str, Any], rank: Any) -> list[tuple[str, tuple[int, ...]]]:
@@ -119,7 +122,10 @@ def _in_order(ranks: Sequence[int], stages: bool = True) -> list[TracePlace]:
 
 
 def _from_names(sources: Sequence[Source]) -> list[TracePlace]:
-    """Return the places by the files' names: the number after "rank", or the only one that tells the files apart."""
+    """Return the places by the files' names: the number after "rank", or the only one that tells the files apart.
+
+    Of "run7-0.json" and "run7-1.json", the first numbers are both 7, and the second ones are the ranks.
+    """
     paths = [source.path for source in sources]
     if len(paths) == 1:
         return [TracePlace(0, None, 0)]
@@ -129,10 +135,13 @@ def _from_names(sources: Sequence[Source]) -> list[TracePlace]:
         [NUMBER(path.name) for path in paths],
         [NUMBER(str(path)) for path in paths],
     )
-    for rows in looks:
-        alike = len(set(map(len, rows))) == 1
-        apart = [ranks for column in zip(*rows, strict=alike) if len(set(ranks := [*map(int, column)])) == len(paths)]
-        counted = [ranks for ranks in apart if sorted(ranks) == list(range(len(paths)))]
-        if alike and len(counted or apart) == 1:
-            return _in_order((counted or apart)[0])
+    for numbers in looks:  # the numbers in each name
+        if len({len(row) for row in numbers}) > 1:
+            continue
+        columns = [[int(number) for number in column] for column in zip(*numbers, strict=True)]
+        distinct = [column for column in columns if len(set(column)) == len(paths)]
+        from_0 = [column for column in distinct if sorted(column) == list(range(len(paths)))]
+        candidates = from_0 or distinct
+        if len(candidates) == 1:
+            return _in_order(candidates[0])
     raise ParseError(f"{str(paths[0])!r} does not say of which rank it is, and nor does its name; {CURE}")

@@ -130,11 +130,9 @@ def in_same_memory(run: Run) -> Iterator[tuple[str, float]]:
 
 
 def _assumptions(old: Schedule, new: Schedule, known: Costs, layers: Layers | None) -> Iterator[str]:
-    ran, ops = (
-        {single.op for order in schedule.orders for action in order for single in action.singles}
-        for schedule in (old, new)
-    )
-    if Op.W in ops and Op.W not in ran and known.weight is None and known.input is None:
+    """Yield what the run does not show, in sentences."""
+    old_ops, new_ops = _ops(old), _ops(new)
+    if Op.W in new_ops and Op.W not in old_ops and known.weight is None and known.input is None:
         yield "I and W each take half of B"
     if any(action.op in OVERLAP for order in new.orders for action in order) and known.overlap is None:
         yield "an overlapped pair takes as long as its two parts"
@@ -144,15 +142,21 @@ def _assumptions(old: Schedule, new: Schedule, known: Costs, layers: Layers | No
     elif any(len(each) != new.stages for each in times.values()):
         yield "a stage takes as long as its share of the run's stages"
         forward = times.get("forward", ())
-        ends = {0: (forward[1:], "embedding"), len(forward) - 1: (forward[:-1], "head")}
-        for stage, (others, what) in ends.items() if len(forward) > 2 else ():
-            if forward[stage] > UNEVEN * median(others) > 0:
-                yield (
-                    f"stage {stage} can be cut like the others, though it takes "
-                    f"{forward[stage] / median(others):.1f}× as long; if that is its {what}, give layers=…"
-                )
+        if len(forward) > 2:
+            last = len(forward) - 1
+            for stage, others, what in ((0, forward[1:], "embedding"), (last, forward[:-1], "head")):
+                if forward[stage] > UNEVEN * median(others) > 0:
+                    yield (
+                        f"stage {stage} can be cut like the others, though it takes "
+                        f"{forward[stage] / median(others):.1f}× as long; if that is its {what}, give layers=…"
+                    )
     if old.microbatches != new.microbatches:
         yield f"the {new.microbatches} microbatches are as large as the run's {old.microbatches}"
+
+
+def _ops(schedule: Schedule) -> set[Op]:
+    """Return the ops of a schedule's actions, and of the parts of its pairs."""
+    return {single.op for order in schedule.orders for action in order for single in action.singles}
 
 
 Divide = Callable[[tuple[float, ...]], tuple[float, ...]]  # from the times of the run's stages to those of the new ones
@@ -168,6 +172,11 @@ def _of_new_stages(known: Costs, old: Schedule, new: Schedule, layers: Layers | 
 
 
 def _by_share(old: Schedule, new: Schedule) -> Divide:
+    """Divide times by how much of the run's stages a new stage covers.
+
+    If the run has 4 stages, and 3 are wanted, the edges are 0, 4/3, 8/3 and 4: the first new stage gets the time of
+    stage 0 and a third of that of stage 1.
+    """
     edges = [stage * old.stages / new.stages for stage in range(new.stages + 1)]
 
     def divide(times: tuple[float, ...]) -> tuple[float, ...]:
@@ -178,10 +187,11 @@ def _by_share(old: Schedule, new: Schedule) -> Divide:
                 f"these are the costs of {plural(len(times), 'stage')}; the run has {old.stages}, and {new.name} "
                 f"{new.stages}"
             )
-        return tuple(
-            sum(time * max(0.0, min(high, s + 1) - max(low, s)) for s, time in enumerate(times))
-            for low, high in pairwise(edges)
-        )
+        found = []
+        for low, high in pairwise(edges):
+            covered = [max(0.0, min(high, stage + 1) - max(low, stage)) for stage in range(old.stages)]
+            found.append(sum(time * part for time, part in zip(times, covered, strict=True)))
+        return tuple(found)
 
     return divide
 
@@ -190,7 +200,8 @@ def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Di
     """Divide times by the numbers of layers.
 
     A layer takes the median time of the layers in the middle stages. What the first and the last stage take beyond
-    theirs, for the embedding and the head, they keep.
+    theirs, for the embedding and the head, they keep: if stages of 2 layers take 5, 4, 4 and 7, a layer takes 2, the
+    embedding 1 and the head 3. With 2, 3, 2 and 1 layers, the stages take 5, 6, 4 and 5.
     """
     try:
         before, after = ([int(count) for count in part] for part in layers)
@@ -217,9 +228,9 @@ def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Di
             )
 
     def divide(times: tuple[float, ...]) -> tuple[float, ...]:
-        each = [time / count if count else None for time, count in zip(times, before, strict=True)]
-        middle = [time for time in each[1:-1] if time is not None]
-        layer = median(middle) if middle else min(time for time in each if time is not None)
+        per_layer = [time / count if count else None for time, count in zip(times, before, strict=True)]
+        middle = [time for time in per_layer[1:-1] if time is not None]
+        layer = median(middle) if middle else min(time for time in per_layer if time is not None)
         found = [layer * count for count in after]
         found[0] += max(0.0, times[0] - layer * before[0])
         found[-1] += max(0.0, times[-1] - layer * before[-1])
@@ -242,7 +253,7 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
     usual = _without_overhead(run.costs(), overhead)
     steps = [_Variation(each.timeline, usual, overhead) for each in run.steady.values()]
     durations = costs.durations(schedule.stages, schedule.ranks)
-    fused = None if costs.overlap is None else costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)
+    of_pairs = None if costs.overlap is None else costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)
     travelled = travels(schedule, costs.delay)
     alike = schedule.microbatches == old.microbatches
     for draw in range(max(DRAWS, len(steps))):
@@ -250,9 +261,10 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
         drawn = [m if alike else chance.randrange(old.microbatches) for m in range(schedule.microbatches)]
         lasts, pauses, travel = ([0.0] * len(travelled) for _ in range(3))
         for at, _, action, before, needs in turns(schedule):
+            # Where the run has about the same part of the model, and the microbatch that was drawn.
             places = [(each.stage * old.stages // schedule.stages, drawn[each.microbatch]) for each in action.singles]
             for (stage, op, *_), place in zip(action.singles, places, strict=True):
-                time = fused[stage] / 2 if fused and action.parts else durations[op][stage]
+                time = of_pairs[stage] / 2 if of_pairs and action.parts else durations[op][stage]
                 lasts[at] += time * step.factor(op, place)
             late, early = step.start(action.singles[0].op, places[0], bool(needs), chance)
             pauses[at] = 0.0 if before is None and not needs else late  # its first message may be late
@@ -288,8 +300,10 @@ class _Variation:
 
     def factor(self, op: Op, place: Place) -> float:
         """Return how many times as long as usual an action took, or a similar one, if the run does not have it."""
-        found = self.factors.get((op, place))
-        return self.factors.get((SPLIT.get(op, Op.F), place), 1.0) if found is None else found
+        if (op, place) in self.factors:
+            return self.factors[op, place]
+        similar = SPLIT.get(op, Op.F)
+        return self.factors.get((similar, place), 1.0)
 
     def start(self, op: Op, place: Place, needs_message: bool, chance: random.Random) -> tuple[float, float]:
         """Return how an action started, or a similar one, if the run does not have it."""

@@ -177,13 +177,22 @@ class _File:
         self.launches.sort(key=itemgetter(0))
         for operators in self.operators.values():
             operators.sort(key=itemgetter(0))
-        # By launch: when all kernels launched before it have ended; when those launched from it on begin, but NCCL's.
-        nothing = inf, -inf
-        ids = [correlation for _, correlation in self.launches]
-        ended = (max(kernels.get(each, nothing)[1] for kernels in (self.kernels, self.messages)) for each in ids)
-        begun = (self.kernels.get(each, nothing)[0] for each in reversed(ids))
+        self._note_idle_device()
+
+    def _note_idle_device(self) -> None:
+        """Find, for each launch, when the device was done with the launches before, and when it begins with the rest.
+
+        If three launches' kernels run from 1 to 2, 3 to 5, and 6 to 8, `until` is -inf 2 5 8 and `since` is 1 3 6 inf:
+        the entries 1 lie between the first launch and the second one. NCCL's kernels count in `until` alone.
+        """
+        begun, ended = [], []
+        for _, correlation in self.launches:
+            begin, end = self.kernels.get(correlation, (inf, -inf))
+            _, end_of_message = self.messages.get(correlation, (inf, -inf))
+            begun.append(begin)
+            ended.append(max(end, end_of_message))
         self.until = [*accumulate(ended, max, initial=-inf)]
-        self.since = [*accumulate(begun, min, initial=inf)][::-1]
+        self.since = [*accumulate(reversed(begun), min, initial=inf)][::-1]
 
     def require_actions(self) -> None:
         """Raise ParseError unless the file has ranges of actions whose times it tells."""
@@ -231,20 +240,30 @@ class _File:
                 found[process].append(self._record(span, action))
         order = sorted(found, key=lambda process: found[process][0].start if found[process] else inf)
         for span in self.others:
-            around = outer.get(span.thread[0], [])
-            before = bisect_right(around, span.start, key=lambda each: each.start) - 1
-            if span.thread[0] in found and (before < 0 or span.end > around[before].end):
+            process = span.thread[0]
+            if process not in found:
+                continue
+            ranges = outer[process]
+            before = bisect_right(ranges, span.start, key=lambda each: each.start) - 1
+            is_within_action = before >= 0 and span.end <= ranges[before].end
+            if not is_within_action:
                 record = self._record(span, None)
                 if record.end > record.start:  # else, it took the host's time only
-                    found[span.thread[0]].append(record)
+                    found[process].append(record)
         return {process: found[process] for process in order}
 
     def _record(self, span: Range, action: Action | None) -> Record:
+        start, end = self._on_device(span, action) if self.kernels else self._on_host(span, action)
+        return Record(self._step_at(span), None, 0, action, span.name, start, end)
+
+    def _step_at(self, span: Range) -> int | None:
+        """Return the number of the step in which a range begins; None if it begins in none."""
         steps = self.steps[span.thread[0]]
         index = bisect_right(steps, span.start, key=lambda each: each.start) - 1
-        match = STEP(steps[index].name) if index >= 0 and span.start <= steps[index].end else None
-        start, end = (self._on_device if self.kernels else self._on_host)(span, action)
-        return Record(int(match[1]) if match else None, None, 0, action, span.name, start, end)
+        if index < 0 or span.start > steps[index].end:
+            return None
+        match = STEP(steps[index].name)
+        return int(match[1]) if match else None
 
     def _on_device(self, span: Range, action: Action | None) -> tuple[float, float]:
         """Return when the device computed what was launched within a range: its start and its end.
@@ -253,9 +272,13 @@ class _File:
             action: None outside the pipeline.
         """
         first, last = bisect_left(self.launches, (span.start,)), bisect_left(self.launches, (span.end, inf))
-        known = (self.kernels,) if action else (self.kernels, self.messages)
-        ids = (each for _, each in self.launches[first:last])
-        if ran := [kernels[each] for each in ids for kernels in known if each in kernels]:
+        ran = []
+        for _, correlation in self.launches[first:last]:
+            if correlation in self.kernels:
+                ran.append(self.kernels[correlation])
+            if action is None and correlation in self.messages:
+                ran.append(self.messages[correlation])
+        if ran:
             return min(start for start, _ in ran), max(end for _, end in ran)
         until, since = self.until[first], self.since[last]
         if action or until == -inf:  # it may have waited for a message, as the next kernel did
@@ -278,9 +301,12 @@ class _File:
         begin, end = inside[0][0], max(end for _, end, _ in inside)
         if action and action.parts:
             # torch runs the parts of a pair one after the other, and may wait for the message of the second in between.
-            turns = (i for i in range(1, len(inside)) if inside[i][2] and not inside[i - 1][2])
-            if turn := next(turns, None):
-                begin += inside[turn][0] - max(end for _, end, _ in inside[:turn])
+            # The wait is left out: it ends with the first operator of a backward that follows one of a forward.
+            for index in range(1, len(inside)):
+                (_, _, was_backward), (resumed, _, is_backward) = inside[index - 1], inside[index]
+                if is_backward and not was_backward:
+                    begin += resumed - max(end for _, end, _ in inside[:index])
+                    break
         end = min(end, span.end)
         return min(begin, end), end
 

@@ -41,12 +41,11 @@ class Turn(NamedTuple):
 def turns(schedule: Schedule) -> list[Turn]:
     """Return the actions of a compute-only schedule, in an order in which each comes after all that it needs."""
     first = [*accumulate(map(len, schedule.orders), initial=0)]  # by rank, the place of its first action
-    makers = {
-        result: (rank, first[rank] + index)
-        for rank, order in enumerate(schedule.orders)
-        for index, action in enumerate(order)
-        for result in produces(action)
-    }
+    makers = {}  # by result, the rank and the place of the action that produces it
+    for rank, order in enumerate(schedule.orders):
+        for index, action in enumerate(order):
+            for result in produces(action):
+                makers[result] = rank, first[rank] + index
     found = []
     for rank, index in schedule.replay.steps:
         action, at = schedule.orders[rank][index], first[rank] + index
@@ -64,6 +63,9 @@ def by_rank(schedule: Schedule, values: Iterable[T]) -> list[list[T]]:
 
 class Measured(NamedTuple):
     """The parts of a timeline's times, each with a number for each action. A replay has the times of the timeline.
+
+    For example, the forward 0F0 ends at 3, and 1F0 on the next rank runs from 5 to 8. If a message usually takes 1.5,
+    the replay of 1F0 starts at 3 + 1.5 (travels) + 0.5 (pauses), and ends 3 (lasts) later.
 
     Attributes:
         lasts: The time that the action takes.

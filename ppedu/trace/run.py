@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from operator import add
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +115,7 @@ class Run:
         steps = sorted({step for step, _ in self.regular})
         if self._warm_up is not None:
             known = tuple(step for step in steps if step in self._warm_up)
-            return known if len(known) < len(steps) else ()
+            return known if len(known) < len(steps) else ()  # `only` may have chosen nothing but warm-up steps
         times = [max(each.timeline.makespan for key, each in self.regular.items() if key[0] == step) for step in steps]
         return tuple(steps[: settled(times)])
 
@@ -179,11 +178,13 @@ class Run:
         """
         timeline, overhead = self.timeline(step, replica), self.calibration.overhead
         schedule = timeline.schedule
-        lasts = [span.end - span.start for row in timeline.rows for span in row]
-        pauses = [overhead if index else 0.0 for row in timeline.rows for index in range(len(row))]
+        lasts, pauses = [], []
+        for row in timeline.rows:
+            lasts += [span.end - span.start for span in row]
+            pauses += [0.0 if index == 0 else overhead for index in range(len(row))]
         starts = Measured(schedule, lasts, pauses, travels(schedule, self.costs().delay)).starts()
         actions = chain(*schedule.orders)
-        spans = [Span(*each) for each in zip(actions, starts, map(add, starts, lasts), strict=True)]
+        spans = [Span(action, start, start + time) for action, start, time in zip(actions, starts, lasts, strict=True)]
         return replace(timeline, rows=tuple(map(tuple, by_rank(schedule, spans))), source="replayed")
 
     def autopsy(self) -> Autopsy:

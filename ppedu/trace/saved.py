@@ -6,6 +6,7 @@ import json
 import math
 import os
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 from ppedu.core import Action, ParseError, PipelineError, Placement, Schedule
@@ -99,7 +100,7 @@ def _placement(about: About) -> Placement:
 def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Timeline:
     """Return the timeline with these rows. `about` is the timeline's entry in the file, as `_about` made it."""
     require_instance("source", about["source"], str, "text")
-    for single in (single for row in rows for span in row for single in span.action.singles):
+    for single in chain.from_iterable(span.action.singles for row in rows for span in row):
         if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:
             raise ParseError(f"{single} is outside {placement.stages} stages and {about['microbatches']} microbatches")
     orders = tuple(tuple(span.action for span in row) for row in rows)

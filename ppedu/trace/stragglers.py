@@ -44,16 +44,21 @@ def find_stragglers(steps: Mapping[int, Step]) -> tuple[Straggler, ...]:
     in the other steps, so that a rank that is always slow goes unseen: its stage is said to be long instead. Medians of
     two are the lower one, because one of two alike workers may be slow.
     """
-    busy = {(step, replica): each.busy() for step, replicas in steps.items() for replica, each in replicas.items()}
+    busy: dict[tuple[int, int], list[float]] = {}  # by step and replica, the time that each rank computes
+    for step, replicas in steps.items():
+        for replica, measured in replicas.items():
+            busy[step, replica] = measured.busy()
     several = len({replica for _, replica in busy}) > 1
     alike: defaultdict[tuple[int, int], list[float]] = defaultdict(list)  # by rank, and step if there are replicas
     for (step, _), times in busy.items():
+        group = step if several else 0
         for rank, time in enumerate(times):
-            alike[rank, step if several else 0].append(time)
+            alike[rank, group].append(time)
     usual = {key: median_low(times) or 1.0 for key, times in alike.items()}
     factors: defaultdict[Worker, dict[int, float]] = defaultdict(dict)
     for (step, replica), times in busy.items():
-        ratios = [time / usual[rank, step if several else 0] for rank, time in enumerate(times)]
+        group = step if several else 0
+        ratios = [time / usual[rank, group] for rank, time in enumerate(times)]
         # Longer microbatches, for example, slow down most ranks of a pipeline: this is not held against one.
         pipeline = median_low(ratios) or 1.0
         for rank, ratio in enumerate(ratios):
