@@ -81,11 +81,12 @@ class Boxes:
         digits = max((len(str(box.microbatch)) for box in self.boxes), default=0)
         groups: dict[bool, list[tuple[Box, str, str, float]]] = {True: [], False: []}
         for box, name, ink in zip(self.boxes, names, inks, strict=True):
-            named = (size := self._size(box, letters)) >= NAMED
+            size, text = self._size(box, letters), name
+            named = size >= NAMED
             if not named:
-                size = self._size(box, digits)
+                size, text = self._size(box, digits), str(box.microbatch)
             if size >= SMALLEST:
-                groups[named].append((box, name if named else str(box.microbatch), ink, size))
+                groups[named].append((box, text, ink, size))
         style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "clip_on": True}
         for group in filter(None, groups.values()):
             common = sorted(size for *_, size in group)[len(group) // 10]
@@ -103,16 +104,18 @@ class Boxes:
         for box in subset:
             margin = min((self.gap / 2 + inside) / self.wide, (box.end - box.start) / 5)
             left, right = box.start + margin, box.end - margin
-            upper, lower = (y + inside / self.high * way for y, way in zip(self._edges(box), (1, -1), strict=True))
+            top, bottom = self._edges(box)
+            upper, lower = top + inside / self.high, bottom - inside / self.high
             corners.append([(left, upper), (right, upper), (right, lower), (left, lower)])
         self.ax.add_collection(PolyCollection(corners, **style), autolim=False)
 
     def _edges(self, box: Box) -> tuple[float, float]:
         """Return the y coordinates of a box's top and bottom; the halves of an overlapped pair share its height."""
         top, bottom = self.ends
-        half = (bottom - top) / 2
-        upper = top + (half if box.part == 2 else 0)
-        return box.rank + upper, box.rank + (top + half if box.part == 1 else bottom)
+        middle = top + (bottom - top) / 2
+        upper = middle if box.part == 2 else top
+        lower = middle if box.part == 1 else bottom
+        return box.rank + upper, box.rank + lower
 
     def _middle(self, box: Box) -> float:
         return sum(self._edges(box)) / 2

@@ -246,9 +246,12 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
     For each of ranks, microbatches and chunks, try smaller and larger values. Each result is a label and a change of
     the settings, such as ("4 ranks", {"ranks": 4}).
     """
-    for name in (each for each in ("ranks", "microbatches", "chunks") if each in _sizes(settings)):
+    for name in ("ranks", "microbatches", "chunks"):
+        if name not in _sizes(settings):
+            continue
         label, least, most, *_ = SLIDERS[name]
-        for values in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
+        smaller, larger = range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)
+        for values in (smaller, larger):
             for value in values:
                 with suppress(PipelineError):
                     _simulated({**settings, name: value})
@@ -260,8 +263,11 @@ def _hungriest(timeline: Timeline) -> int:
     """Return how many activations a rank holds, rounded up, if it runs all its forwards before any backward."""
     schedule, costs = timeline.schedule, timeline.costs
     sizes: list[Number] = costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
-    singles = ([single for action in order for single in action.singles] for order in schedule.orders)
-    return ceil(max(sum(sizes[single.stage] for single in row if single.op == Op.F) for row in singles))
+    held = []
+    for order in schedule.orders:
+        singles = [single for action in order for single in action.singles]
+        held.append(sum(sizes[single.stage] for single in singles if single.op == Op.F))
+    return ceil(max(held))
 
 
 def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
@@ -275,12 +281,13 @@ def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
     ops = {single.op for action in actions for single in action.singles}
     yield {"name": "schedule", "label": "schedule", "choices": list(schedules()), "value": name}
     for key, (label, least, most, step, _) in SLIDERS.items():
-        if (
+        has_no_effect = (
             (settings["costs"] and key in COSTS)
             or (key == "chunks" and "chunks" not in options)
             or (key == "weight" and Op.W not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
-        ):
+        )
+        if has_no_effect:
             continue
         if key == "memory":
             most = max(_hungriest(timeline), settings[key])

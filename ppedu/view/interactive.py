@@ -187,16 +187,14 @@ class Comparison(Interactive):
 
         The name is that of the schedule, after the source of a timeline that is not simulated: "measured 1f1b".
         """
-        return [
-            (
-                each.schedule.name if each.source == "simulated" else f"{each.source} {each.schedule.name}",
-                each.makespan,
-                each.bubble,
-                max(each.peak_activations),
-                _messages(each.schedule),
-            )
-            for each in (panel.timeline for panel in self.panels())
-        ]
+        rows = []
+        for panel in self.panels():
+            timeline = panel.timeline
+            name, peak = timeline.schedule.name, max(timeline.peak_activations)
+            if timeline.source != "simulated":
+                name = f"{timeline.source} {name}"
+            rows.append((name, timeline.makespan, timeline.bubble, peak, _messages(timeline.schedule)))
+        return rows
 
     def state(self) -> Data:
         table, points = [["schedule", "makespan", "bubble", "peak activations", "messages"]], []
@@ -210,9 +208,11 @@ def _messages(made: Schedule) -> int:
     """Return the number of messages that the ranks of a schedule send each other."""
     if made.lowered:
         return sum(action.op in SEND for order in made.orders for action in order)
-    place, ways = made.placement, 1 if made.forward_only else 2
-    copies = (pairwise(place.rank(stage, each) for stage in range(place.stages)) for each in range(made.microbatches))
-    return ways * sum(here != there for hops in copies for here, there in hops)
+    place, hops = made.placement, 0
+    for microbatch in range(made.microbatches):
+        ranks = [place.rank(stage, microbatch) for stage in range(place.stages)]
+        hops += sum(rank != following for rank, following in pairwise(ranks))
+    return hops if made.forward_only else 2 * hops  # a backward comes back the way of its forward
 
 
 def compare(

@@ -26,19 +26,35 @@ def link(timeline: Timeline, base: str | None = None) -> str:
     if any(map(callable, given.values())):
         raise SettingError("a link cannot hold costs that are functions; take costs.tabulated(stages, microbatches)")
     address = PLAYGROUND if base is None else base.partition("#")[0]
-    if given.keys() <= {"forward", "backward", "latency"} and all(isinstance(each, Real) for each in given.values()):
-        sizes = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
-        numbers = {**sizes, **given}.items()
-        inputs: dict[str, Any] = {name: str(each if isinstance(each, int) else float(each)) for name, each in numbers}
-        with suppress(PipelineError):
-            if explore(schedule.name, **inputs).timeline.rows == simulate(schedule, costs).rows:
-                return f"{address}#{encode('explore', {'schedule': schedule.name, **inputs})}"
+    settings = _settings(timeline, given)
+    if settings is not None:
+        return f"{address}#{encode('explore', settings)}"
     place = schedule.placement
     written = place.name if place == _made(place, schedule.microbatches) else str(list(place.holders[0]))
     if place.copies > 1 and written != place.name:
         raise SettingError("a link cannot hold a placement of one's own with two copies of the model")
     inputs = {"text": schedule.to_csv(), "placement": written, "costs": in_code(given)}
     return f"{address}#{encode('write', inputs)}"
+
+
+def _settings(timeline: Timeline, given: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the settings of `explore` that show the same timeline; None if no settings do.
+
+    Args:
+        given: The costs that differ from the defaults.
+    """
+    schedule = timeline.schedule
+    has_sliders = given.keys() <= {"forward", "backward", "latency"}
+    if not has_sliders or not all(isinstance(value, Real) for value in given.values()):
+        return None
+    numbers = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks, **given}
+    inputs: dict[str, Any] = {}
+    for name, value in numbers.items():
+        inputs[name] = str(value if isinstance(value, int) else float(value))
+    with suppress(PipelineError):
+        if explore(schedule.name, **inputs).timeline.rows == simulate(schedule, timeline.costs).rows:
+            return {"schedule": schedule.name, **inputs}
+    return None
 
 
 def _made(place: Placement, microbatches: int) -> Placement | None:

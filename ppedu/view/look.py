@@ -57,4 +57,5 @@ def ink_on(color: tuple[float, float, float]) -> str:
     """Return white or black, whichever is easier to read on a color; the contrast is at least 4.5 to 1."""
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue  # as WCAG 2 defines it
+    # The contrast with white is 1.05 / (luminance + 0.05), and with black (luminance + 0.05) / 0.05.
     return "#ffffff" if (luminance + 0.05) ** 2 < 0.05 * 1.05 else "#000000"

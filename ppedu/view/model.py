@@ -84,7 +84,8 @@ class Panel:
         """
         schedule, source = self.timeline.schedule, self.timeline.source
         named = self.title or f"{schedule.name}, {schedule.size}"
-        return f"{named}, {source}" if source == "emulated" or (source != "simulated" and not self.title) else named
+        shows_source = source == "emulated" or (source != "simulated" and not self.title)
+        return f"{named}, {source}" if shows_source else named
 
     @cached_property
     def numbers(self) -> dict[str, str]:
@@ -102,16 +103,24 @@ class Panel:
         if not self.outline:
             return None
         one, other = self.timeline, self.outline
-        by_source, by_name = (one.source, other.source), (one.schedule.name, other.schedule.name)
-        names = next((each for each in (by_source, by_name) if each[0] != each[1]), ("filled", "outlined"))
-        heading = self.title or f"{' above '.join(dict.fromkeys(by_name))}, {one.schedule.size}"
+        if one.source != other.source:
+            names = one.source, other.source
+        elif one.schedule.name != other.schedule.name:
+            names = one.schedule.name, other.schedule.name
+        else:
+            names = "filled", "outlined"
+        schedules = dict.fromkeys((one.schedule.name, other.schedule.name))  # once if they are equal
+        heading = self.title or f"{' above '.join(schedules)}, {one.schedule.size}"
         longer = float(other.makespan / one.makespan - 1) if one.makespan else 0.0
         apart = f", {abs(longer):.1%} {'longer' if longer > 0 else 'shorter'}" if abs(longer) >= 0.0005 else ""
-        first, second = (
-            [name, *(f"{key} {number}" for key, number in panel.numbers.items())]
-            for name, panel in zip((names[0], names[1] + apart), (self, Panel(other)), strict=True)
-        )
-        return Pair(heading, names, (first, second))
+        upper = [names[0], *self._numbers_in_words]
+        lower = [names[1] + apart, *Panel(other)._numbers_in_words]
+        return Pair(heading, names, (upper, lower))
+
+    @property
+    def _numbers_in_words(self) -> list[str]:
+        """The `numbers` with their names: ["makespan 33", "bubble 27.3%", …]."""
+        return [f"{name} {number}" for name, number in self.numbers.items()]
 
     @cached_property
     @without_gc()
@@ -119,7 +128,9 @@ class Panel:
         """The boxes of all compute actions, rank after rank, in the order in which they run."""
         placement, zero, marked = self.timeline.schedule.placement, self._floats.start, set(self.marks)
         copies, split = placement.copies, placement.split
-        chunks = [[holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders]
+        chunks = [  # by copy of the model and stage, how many stages before it are on the same rank
+            [holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders
+        ]
         boxes: list[Box] = []
         for rank, row in enumerate(self._floats.rows):
             for step, (action, start, end) in enumerate(row):
@@ -200,7 +211,7 @@ class Panel:
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "makespan": round((self._floats.end - self._floats.start) * factor, 9),
-            "numbers": encodable("    ".join(f"{name} {number}" for name, number in self.numbers.items())),
+            "numbers": encodable("    ".join(self._numbers_in_words)),
             "boxes": boxes | {"start": clock(boxes["start"]), "end": clock(boxes["end"])},
             "sources": self.sources,
             "shades": {op: [[_bytes(shade(op, m, k, len(chunks))) for m in (0, 1)] for k in chunks] for op in COLORS},
@@ -261,14 +272,17 @@ class Stack:
     def tall(self) -> int:
         """The height of a rank's row in pixels: as long as they can be read, all panels fit on a laptop's screen."""
         ranks = [panel.timeline.schedule.ranks for panel in self.panels]
-        return max(8, min(56, 352 // sum(ranks)), min(26, 480 // max(ranks)))
+        fit_all = min(56, 352 // sum(ranks))
+        fit_one = min(26, 480 // max(ranks))  # higher only if there are several panels
+        return max(8, fit_all, fit_one)
 
     @cached_property
     def most(self) -> float:
         """The activations that fill a memory strip: the highest peak or cap, or `least`."""
-        return float(
-            max([self.least, *(max(panel.cap or 0, *panel.timeline.peak_activations) for panel in self.panels)])
-        )
+        most: Any = self.least
+        for panel in self.panels:
+            most = max(most, panel.cap or 0, *panel.timeline.peak_activations)
+        return float(most)
 
     @cached_property
     def fills(self) -> dict[Op, list[tuple[float, float, float]]]:
@@ -288,11 +302,13 @@ class Stack:
         outlines = [panel.outline.source for panel in self.panels if panel.outline]
         held = [panel.pair.names[0] for panel in self.panels if panel.pair]
         unit = self.panels[0].timeline.costs.memory_unit
+        held_in_unit = f"activations held, {unit}" if unit else "activations held"
+        # An entry that does not occur is False or empty, and is left out.
         words: dict[str, Any] = {
             **{op: op in self.fills and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second stream",
-            "memory": not self.bare and ": ".join([f"activations held{unit and f', {unit}'}", *held[:1]]),
+            "memory": not self.bare and ": ".join([held_in_unit, *held[:1]]),
             "outline": outlines and f"outlined: {outlines[0]}",
             "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",
             "mark": any(panel.marks for panel in self.panels) and "differs",

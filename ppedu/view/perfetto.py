@@ -55,7 +55,8 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for rank, row in enumerate(timeline.rows):
         actions = [span.action for span in row if not span.action.computes]
-        peers = [*dict.fromkeys(_peer(timeline, rank, action) for action in actions)][:MOST_PEERS] or [None]
+        every_peer = dict.fromkeys(_peer(timeline, rank, action) for action in actions)  # each once, in order
+        peers = [*every_peer][:MOST_PEERS] or [None]  # track 0 is for compute actions, and 1 for the first of the peers
         tracks = ["", *(" communication" if peer is None else f" communication with {peer}" for peer in peers)]
         for track, what in enumerate(tracks):
             thread = {"ph": "M", "pid": pid, "tid": _tid(rank, track)}
@@ -63,7 +64,12 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
             yield {**thread, "name": "thread_sort_index", "args": {"sort_index": _tid(rank, track)}}
         for action, start, end in row:
             peer = _peer(timeline, rank, action)
-            track = 0 if action.computes else 1 + (peers.index(peer) if peer in peers else 0)
+            if action.computes:
+                track = 0
+            elif peer in peers:
+                track = 1 + peers.index(peer)
+            else:
+                track = 1
             ts, over = _microseconds(start - timeline.start), _microseconds(end - timeline.start)
             # An action that takes no time, such as a simulated message, is a mark on its track.
             shape = {"ph": "i", "s": "t"} if track and ts == over else {"ph": "X", "dur": over - ts}
@@ -80,7 +86,8 @@ def _peer(timeline: Timeline, rank: int, action: Action) -> int | None:
     """Return the peer of a message whose track is for messages with this peer only; they may overlap others'."""
     if timeline.source != "simulated" or timeline.costs.links != "pair" or action.op not in COMMUNICATION:
         return None
-    return sum(timeline.schedule.placement.route(action)) - rank
+    sender, receiver = timeline.schedule.placement.route(action)
+    return receiver if sender == rank else sender
 
 
 def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:

@@ -80,7 +80,10 @@ def plot(
     stack = Stack([panel], lanes=require_lanes(lanes, outline))
     if ax is None:
         _, ax = pyplot.subplots(figsize=(11, _height(panel, stack) + MARGINS), layout="constrained")
-    most = None if not memory else stack.most if memory is True else memory
+    if memory is True:
+        most: float | None = stack.most
+    else:
+        most = memory or None
     _draw(panel, ax, stack, most, critical_path)
     if legend:
         _legend(ax, stack, bool(memory), critical_path)
@@ -94,11 +97,11 @@ def _draw(panel: Panel, ax: Axes, stack: Stack, most: float | None, critical_pat
         most: The number of activations at the top of a memory strip; None for no strips.
     """
     pair = panel.pair if stack.lanes else None
+    strips = most is not None
     if pair:
-        rows = LANES if most is not None else BARE_LANES
+        upper, lower = LANES if strips else BARE_LANES
     else:
-        rows = ({**ROW, "bottom": ROW["bottom" if most is not None else "floor"]},)
-    upper, lower = rows[0], rows[-1]
+        upper = lower = ROW if strips else {**ROW, "bottom": ROW["floor"]}
     _axes(ax, panel, stack.end, (upper["top"] + lower["bottom"]) / 2)
 
     outline = Panel(panel.outline) if panel.outline else None
@@ -106,7 +109,8 @@ def _draw(panel: Panel, ax: Axes, stack: Stack, most: float | None, critical_pat
     inks = boxes.fill()
     lanes = [boxes]
     if outline and pair:
-        lanes.append(below := Boxes(ax, outline, (lower["top"], lower["bottom"])))
+        below = Boxes(ax, outline, (lower["top"], lower["bottom"]))
+        lanes.append(below)
         below.number(below.fill(pale=True))
         _name_lanes(ax, lanes, pair.names)
     elif outline:
@@ -269,7 +273,9 @@ def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
 def _height(panel: Panel, stack: Stack) -> float:
     """Return the height of a panel's rows in inches; of very many ranks, that of a page."""
     ranks, row = panel.timeline.schedule.ranks, min(0.5, stack.tall / 96)
-    return min(11.0, ranks * max(0.3, 1.5 * row)) if stack.lanes and panel.outline else min(8.0, ranks * row)
+    if stack.lanes and panel.outline:
+        return min(11.0, ranks * max(0.3, 1.5 * row))
+    return min(8.0, ranks * row)
 
 
 def _memory(ax: Axes, panel: Panel, end: float, most: float, row: Mapping[str, float]) -> None:
