@@ -80,9 +80,11 @@ class Board:
         weights = self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks)
         self.weights = list(map(exact, weights))  # a microbatch's activations in each stage
         kept = exact(self.costs.weight_memory)
+        # By op, the part of a stage's activations that it allocates; negative if it frees them.
         self._allocates = {Op.F: Fraction(1), Op.B: Fraction(-1), Op.I: kept - 1, Op.W: -kept}
-        work = product(self.ops, range(microbatches), range(placement.stages))
-        self._holders = {Action(stage, Op(op), m): placement.rank(stage, m) for op, m, stage in work}  # without pairs
+        self._holders: dict[Action, int] = {}  # the rank of each action of the board, without pairs
+        for op, microbatch, stage in product(self.ops, range(microbatches), range(placement.stages)):
+            self._holders[Action(stage, Op(op), microbatch)] = placement.rank(stage, microbatch)
         self._start: tuple[Action, ...] = ()
         self._steps: list[tuple[Action, ...]] = []  # the units of `undo`: an action, or all that `finish` placed
         self._undone: list[tuple[Action, ...]] = []
@@ -124,7 +126,10 @@ class Board:
         return tuple(action for action, holder in self._holders.items() if holder == rank)
 
     def is_left(self, action: Action) -> bool:
-        """Return whether neither `action`, not a pair, nor one that does all or half of its work has been placed."""
+        """Return whether `action` can still be placed later: no placed action does all or half of its work.
+
+        Once 1B0 is placed, neither 1B0 nor its halves 1I0 and 1W0 are left. `action` is not a pair.
+        """
         return not any(self._duplicates(action))
 
     def left(self, rank: int) -> tuple[Action, ...]:
@@ -132,8 +137,10 @@ class Board:
 
         A backward that may be split counts as one B until its I is placed, and then as its W.
         """
-        left = list(filter(self.is_left, self.actions(rank)))
-        return tuple(each for each in left if self.split is not None or each.op in "FB" or self._is_half_done(each))
+        left = [action for action in self.actions(rank) if self.is_left(action)]
+        if self.split is not None:
+            return tuple(left)
+        return tuple(action for action in left if action.op in "FB" or self._is_half_done(action))
 
     @property
     def complete(self) -> bool:
@@ -143,9 +150,12 @@ class Board:
     def choices(self, rank: int) -> tuple[Action, ...]:
         """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch."""
         singles = [action for action in self.actions(rank) if not any(self._refusals(action))]
+        if not self.pairs:
+            return tuple(singles)
         forwards = [action for action in singles if action.op == Op.F]
         backwards = [action for action in singles if action.op == Op.B]
-        return (*singles, *(overlap(*both) for both in product(forwards, backwards) if self.pairs))
+        pairs = [overlap(forward, backward) for forward, backward in product(forwards, backwards)]
+        return (*singles, *pairs)
 
     def why_not(self, action: Action | str) -> str | None:
         """Return the reason why `action` cannot be placed next, or None if it can."""
@@ -197,10 +207,13 @@ class Board:
 
     def _exists(self, action: Action) -> bool:
         """Return whether the board has this action at all; the buttons of the puzzle offer no other."""
+        if action.parts:
+            ops = [single.op for single in action.singles]
+            is_pair = ops == [Op.F, Op.B] and action.op == Op.OVERLAP_F_B
+            if not (self.pairs and is_pair):
+                return False
         holders = {self._holders.get(single) for single in action.singles}
-        ops = [single.op for single in action.singles]
-        pair = not action.parts or (self.pairs and ops == [Op.F, Op.B] and action.op == Op.OVERLAP_F_B)
-        return pair and len(holders) == 1 and None not in holders
+        return len(holders) == 1 and None not in holders
 
     def _duplicates(self, single: Action) -> Iterator[str]:
         """Yield a sentence about the placed action that already does all or half of `single`, if there is one."""
@@ -225,7 +238,8 @@ class Board:
 
     def _excess_memory(self, action: Action) -> Iterator[str]:
         """Yield a sentence about the limit on memory if `action` holds more activations and exceeds it."""
-        rank, more = self._rank(action), sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
+        rank = self._rank(action)
+        more = sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
         held = self._held[rank] + more
         if more and held > self.limit:
             yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
@@ -338,7 +352,11 @@ class Board:
         """Return why a rank waits in the gap that overlaps most with its work in `par`, the timeline of par."""
 
         def lost(gap: Gap) -> Any:
-            return sum(max(0, min(gap.end, end) - max(gap.start, start)) for _, start, end in par.spans(gap.rank))
+            """Return for how long the rank computes in par at the times of the gap."""
+            computes = 0
+            for _, start, end in par.spans(gap.rank):
+                computes += max(0, min(gap.end, end) - max(gap.start, start))
+            return computes
 
         rows = self.timeline.rows
         waits = [gap for gap in self.timeline.gaps() if gap.start < rows[gap.rank][-1].start]

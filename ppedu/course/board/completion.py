@@ -23,16 +23,23 @@ def can_end(board: Board, moves: Sequence[Action]) -> bool:
     run first and alone. After it has finished, more memory is free than before, so it does not matter which one was
     chosen. If the microbatches that fit run one by one, and some are left that do not fit, there is no way to complete
     the board.
+
+    For example, let 4 stages be on 2 ranks, 0 and 2 on rank 0, and let a rank hold 2 stages' activations. After 0F0 and
+    0F1, both microbatches still need stage 2 on rank 0, which is full: the board cannot be completed.
     """
     placement, stages = board.placement, range(board.placement.stages)
     placed = {single for action in moves for single in action.singles}
     free = [board.limit] * board.ranks
     in_flight = []
     for microbatch in range(board.microbatches):
+        # The microbatch's activations on each rank, and the further ones that its other forwards will need.
         held, needed = [Fraction(0)] * board.ranks, [Fraction(0)] * board.ranks
         for stage in stages:
             rank = placement.rank(stage, microbatch)
-            (held if F(stage, microbatch) in placed else needed)[rank] += board.weights[stage]
+            if F(stage, microbatch) in placed:
+                held[rank] += board.weights[stage]
+            else:
+                needed[rank] += board.weights[stage]
         if any(needed):
             free = list(map(sub, free, held))
             in_flight.append((held, needed))
@@ -69,16 +76,25 @@ def remaining(board: Board) -> tuple[Action, ...]:
     starts_in_par: dict[Action, Any] = {}
     if board.par:
         par, orders = board.par.schedule, board.schedule.orders
-        if all(wanted[: len(order)] == order for wanted, order in zip(par.orders, orders, strict=True)):
+        follows_par = all(wanted[: len(order)] == order for wanted, order in zip(par.orders, orders, strict=True))
+        if follows_par:
             return tuple(par.orders[rank][index] for rank, index in par.replay.steps if index >= len(orders[rank]))
-        spans = [span for row in board.par.rows for span in row]
-        starts_in_par = {done: start for action, start, _ in spans for done in (action, *action.singles)}
+        for row in board.par.rows:
+            for action, start, _ in row:
+                starts_in_par |= dict.fromkeys((action, *action.singles), start)
     copy = board.with_start(board.moves)
 
     def urgency(action: Action) -> tuple[Any, ...]:
-        first = action.singles[0]
-        then = copy.could_start(action), "BIFW".index(first.op), first.microbatch, first.stage
-        return starts_in_par.get(action, math.inf), not action.parts, *then
+        """Return a key to sort by: the times of par, pairs first, and then whatever can start soonest."""
+        single = action.singles[0]
+        return (
+            starts_in_par.get(action, math.inf),
+            not action.parts,
+            copy.could_start(action),
+            "BIFW".index(single.op),
+            single.microbatch,
+            single.stage,
+        )
 
     while choices := [action for rank in range(copy.ranks) for action in copy.choices(rank)]:
         safe = (action for action in sorted(choices, key=urgency) if can_end(copy, (*copy.moves, action)))

@@ -52,12 +52,13 @@ class Level:
         actions = [action for order in par.orders for action in order]
         ops = {single.op for action in actions for single in action.singles}
         steps = par.replay.steps if self.given else []
+        either = {Op.B, Op.W} <= ops  # some backwards are full, and some are split
         return Board(
             par.placement,
             par.microbatches,
             self.costs,
             self.memory,
-            split=None if {Op.B, Op.W} <= ops else Op.W in ops,
+            split=None if either else Op.W in ops,
             pairs=any(action.parts for action in actions),
             start=[par.orders[rank][index] for rank, index, *_ in steps if index < self.given[rank]],
             par=par,
@@ -68,6 +69,7 @@ class Level:
 # For two stages on a rank: the forward of a rank's share takes two slots, so that of a stage takes one.
 _HALVES = Costs(forward=2, backward=4)
 
+# In the first line of each: its name, the published schedule, ranks and microbatches.
 _IN_ORDER = (
     Level(
         *("first", "naive", 2, 1),

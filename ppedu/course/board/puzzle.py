@@ -128,23 +128,29 @@ class Puzzle(Interactive):
             said = "No star, as the rest was finished for you before; reset for a new attempt."
         else:
             makespan = self.timeline.makespan
-            number = 1 + (makespan <= self.level.par.makespan) * (1 if self._attempt.hinted else 2)
+            if makespan > self.level.par.makespan:
+                number = 1
+            elif self._attempt.hinted:
+                number = 2
+            else:
+                number = 3
             KEEPER.add(self.level.name, Result(number, makespan))
             said = f"That earns {stars(number, MOST_STARS)}{', as you asked for a hint' if number == 2 else ''}."
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 
     def state(self) -> Data:
         board, best = self.board, KEEPER.best(self.level.name)
-        can = ["undo", "redo", "reset"] + ["hint", "finish"] * (not board.complete)
+        can = ["undo", "redo", "reset"] if board.complete else ["undo", "redo", "reset", "hint", "finish"]
+        best_in_words = stars(0, MOST_STARS)
+        if best:
+            best_in_words = f"{stars(best.stars, MOST_STARS)} your best: {pretty(best.makespan)}"
         limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
         return {
             **super().state(),
             "level": self.level.name,
             "levels": [[each.name, _entry(number, each)] for number, each in enumerate(LEVELS.values(), 1)],
             "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
-            "best": f"{stars(best.stars, MOST_STARS)} your best: {pretty(best.makespan)}"
-            if best
-            else stars(0, MOST_STARS),
+            "best": best_in_words,
             "rules": RULES,
             "note": self._note,
             "tone": self._tone,
@@ -175,9 +181,10 @@ class Puzzle(Interactive):
         Microbatches are alike, so the other pairs are no better.
         """
         pairs = [action for action in self.board.choices(rank) if action.parts]
-        first: dict[tuple[int, Op], int] = {}
-        for stage, op, microbatch, _ in (single for pair in pairs for single in pair.singles):
-            first[stage, op] = min(microbatch, first.get((stage, op), microbatch))
+        first: dict[tuple[int, Op], int] = {}  # by stage and op, the lowest microbatch
+        for pair in pairs:
+            for stage, op, microbatch, _ in pair.singles:
+                first[stage, op] = min(microbatch, first.get((stage, op), microbatch))
         return [pair for pair in pairs if all(first[each.stage, each.op] == each.microbatch for each in pair.singles)]
 
     def _arrange(self, before: dict[int, list[Action]]) -> None:

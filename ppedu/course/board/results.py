@@ -41,11 +41,13 @@ class Keeper:
             events = recorded()
         except OSError:
             return self._best.get(level)
+        # Two kinds of events: "board 1f1b", with the stars, and "board 1f1b in 33", with the makespan.
         name, times = f"board {level}", []
         for event in events:
             with suppress(ValueError):  # another event, or an edited one
                 times.append(float(event.removeprefix(f"{name} in ").replace(",", "")))
-        return Result(min(events[name], MOST_STARS), min(times)) if events.get(name) and times else None
+        best_stars = events.get(name)
+        return Result(min(best_stars, MOST_STARS), min(times)) if best_stars and times else None
 
     def add(self, level: str, result: Result) -> None:
         """Keep a result if it is better than the best so far: its stars, and its makespan."""

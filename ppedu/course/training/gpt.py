@@ -109,7 +109,7 @@ class GPT(nn.Module):
         for layer in self.layers.values():
             out = layer(out)
         out = out if self.head is None else self.head(out)
-        return x.view_as(x) if out is x else out
+        return x.view_as(x) if out is x else out  # a stage without pieces has an output of its own, too
 
 
 class Embedding(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -76,8 +77,14 @@ def copies_apart(module: nn.Module, stage: int, tied: Sequence[Tie], group: Pipe
         stage: The number of this rank's stage.
         tied: The pairs of tied weights, as for `Pipeline`.
     """
-    own = {name: module.get_parameter(name).detach().cpu() for pair in tied for at, name in pair if at == stage}
-    copies = {(at, name): weight for at, held in _gathered((stage, own), group) for name, weight in held.items()}
+    own: dict[str, torch.Tensor] = {}
+    for at, name in chain.from_iterable(tied):
+        if at == stage:
+            own[name] = module.get_parameter(name).detach().cpu()
+    copies: dict[tuple[int, str], torch.Tensor] = {}
+    for at, held in _gathered((stage, own), group):
+        for name, weight in held.items():
+            copies[at, name] = weight
     pairs = [(copies[first], copies[second]) for first, second in tied]
     return max((float((first - second).norm() / first.norm()) for first, second in pairs), default=0.0)
 

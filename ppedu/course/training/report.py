@@ -34,11 +34,13 @@ class Report:
     def lines(self, config: TrainConfig, result: TrainResult, vocabulary: int) -> list[str]:
         """Return the sentences on a run whose timeline is known. All ranks must call this."""
         weights = [weight for stage in result.pipeline.stages.values() for weight in stage.module.parameters()]
-        copies = 4 if config.weights != "float32" else 0
+        count = sum(weight.numel() for weight in weights)
+        # AdamW keeps two moments of each weight, and bfloat16 weights have a copy besides: each in fp32, so 4 bytes.
+        optimizer_bytes = 8 if config.weights == "float32" else 12
         kinds = {
-            "weights": sum(each.numel() * each.element_size() for each in weights),
-            "gradients": 4 * sum(each.numel() for each in weights),
-            "optimizer": (8 + copies) * sum(each.numel() for each in weights),
+            "weights": sum(weight.numel() * weight.element_size() for weight in weights),
+            "gradients": 4 * count,
+            "optimizer": optimizer_bytes * count,
         }
         if self._kept is not None and result.pipeline.device.type == "cuda":
             # On a GPU, these are all bytes that the step allocates, its gradients among them.
@@ -57,9 +59,10 @@ class Report:
         if peak and (config.dtype, config.weights) != ("float32", "float32"):
             used = flops(config, vocabulary) / (seconds * peak * len(of_ranks))
             found[0] += f"; {used:.1%} of the peak FLOP/s (MFU)"
-        rank = max(range(len(of_ranks)), key=lambda each: sum(of_ranks[each].values()))
+        totals = [sum(each.values()) for each in of_ranks]
+        rank = totals.index(max(totals))
         parts = ", ".join(f"{kind} {_bytes(size)}" for kind, size in of_ranks[rank].items())
-        return [*found, f"memory: rank {rank} is the fullest, with {_bytes(sum(of_ranks[rank].values()))}: {parts}"]
+        return [*found, f"memory: rank {rank} is the fullest, with {_bytes(totals[rank])}: {parts}"]
 
 
 def flops(config: TrainConfig, vocabulary: int) -> float:

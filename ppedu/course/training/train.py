@@ -104,9 +104,9 @@ class TrainConfig:
                 f"{self.batch // self.replicas} sequences per pipeline cannot be cut into {self.microbatches} "
                 f"microbatches; take a batch of at least {self.replicas * self.microbatches}, or fewer microbatches"
             )
-        for name, value in {"lr": self.lr, "clip": self.clip}.items():
-            if (name, value) != ("clip", None):
-                require_number(name, value, lambda number: number > 0, "a number above 0")
+        require_number("lr", self.lr, lambda number: number > 0, "a number above 0")
+        if self.clip is not None:
+            require_number("clip", self.clip, lambda number: number > 0, "a number above 0")
         if self.dtype not in list(DTYPES):  # a list, because `in` would raise TypeError for an unhashable value
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
         if self.cut is not None:
@@ -218,6 +218,7 @@ def train_gpt(
     model = config.gpt(len(text.characters))
     device = torch.device(device or group.device)
     own, beside = side_by_side(group, config.replicas)
+    # The cut [2, 3, 1] gives the stages the pieces 0 and 1, 2 to 4, and 5.
     ends = accumulate(config.cut or (), initial=0)
     pieces = [range(begin, end) for begin, end in pairwise(ends)] or None
     modules = {
@@ -250,13 +251,14 @@ def train_gpt(
             bar = tqdm(steps, "training", config.steps, initial=len(losses), unit="step")
     for step in steps if bar is None else bar:
         batch = text.batch(config.batch, config.context, seed=config.seed * 1_000_003 + step)
-        inputs, targets = (tokens.chunk(config.replicas)[group.rank // own.size].to(device) for tokens in batch)
+        replica = group.rank // own.size
+        inputs, targets = (tokens.chunk(config.replicas)[replica].to(device) for tokens in batch)
         loss = pipeline.step(inputs, targets, loss_scale=scale.value if scale else 1.0)
         if scale:  # a norm that is not finite is an overflow
             norm = pipeline.clip_grad_norm(config.clip or math.inf)
         elif config.clip is not None:
             pipeline.clip_grad_norm(config.clip, error_if_nonfinite=True)
-        if scale is None or scale.update(norm):
+        if scale is None or scale.update(norm):  # after an overflow, there is no step
             with masters or nullcontext():
                 optimizer.step()
         for module in modules.values():
@@ -282,7 +284,8 @@ def parser(**options: Any) -> argparse.ArgumentParser:
     groups = {title: made.add_argument_group(title) for title in (PIPELINE, MODEL, TRAINING, FILES)}
     for each in fields(TrainConfig):
         if each.metadata:
-            kind = {"int": int, "float": float}.get(str(each.type).partition(" ")[0], str)
+            first_type = str(each.type).partition(" ")[0]  # annotations are text here: "float | None" begins with float
+            kind = {"int": int, "float": float}.get(first_type, str)
             text = each.metadata["meaning"] + ("" if each.default is None else f" (default: {each.default})")
             groups[each.metadata["group"]].add_argument(
                 f"--{each.name}", type=kind, metavar=each.metadata["metavar"], help=text
@@ -339,7 +342,9 @@ def _planned(path: str, given: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         )
     if several := ["-o" if name == "options" else f"--{name}" for name in plan if name in given]:
         raise SettingError(f"the plan decides {', '.join(plan)}; leave out {' and '.join(several)}")
-    return plan if "layers" in given else {**plan, "layers": sum(plan["cut"]) - 2}
+    if "layers" in given:
+        return plan
+    return {**plan, "layers": sum(plan["cut"]) - 2}  # the embedding and the head are pieces, too
 
 
 def require_saved(config: TrainConfig) -> None:
