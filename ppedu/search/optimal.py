@@ -149,11 +149,11 @@ def search(
     most, least, proofs = instance.ticks_of(best), max(least, instance.bound), ("bound",)
 
     def found() -> Found:
-        optimal = most <= least
+        is_optimal = most <= least
         bound = plain(least * instance.tick)
-        if optimal and not instance.error:
+        if is_optimal and not instance.error:
             bound = simulate(best, instance.costs).makespan
-        status = "optimal" if optimal else "feasible"
+        status = "optimal" if is_optimal else "feasible"
         return Found(instance, best, status, bound, proofs, time.monotonic() - begin, least)
 
     # The makespan is at least `least` and at most `most`. Ask for one in the middle, and move one of them to the

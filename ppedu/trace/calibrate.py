@@ -132,5 +132,6 @@ def steps_in_words(steps: Sequence[int]) -> str:
         else:
             runs.append([step])
     parts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return f"step{'s' if len(steps) > 1 else ''} {listed}"
+    if len(parts) > 1:
+        parts = [", ".join(parts[:-1]), parts[-1]]
+    return f"step{'s' if len(steps) > 1 else ''} {' and '.join(parts)}"

@@ -86,9 +86,10 @@ class _Stream:
     def accept(self, character: str) -> bool:
         """Return whether a character comes next, after spaces; if so, go past it."""
         self._skip()
-        found = self.buffer[self.at] == character
-        self.at += found
-        return found
+        if self.buffer[self.at] != character:
+            return False
+        self.at += 1
+        return True
 
     def expect(self, character: str) -> None:
         if not self.accept(character):

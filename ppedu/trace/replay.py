@@ -164,6 +164,7 @@ def usual_travels(timelines: Sequence[Timeline], latency: Callable[[int, int], f
     for at, _, _, before, needs in turns(schedule):
         if needs:
             made = [max(spans[need].end for _, need in needs) for spans in steps]
+            # In the steps in which the rank was free when the result was made, so that it waited for the message alone.
             waited = [
                 spans[at].start - end
                 for spans, end in zip(steps, made, strict=True)

@@ -128,7 +128,8 @@ class Run:
         replica = self.replicas[0] if replica is None else replica
         if step is None:
             times = sorted((each.timeline.makespan, key[0]) for key, each in self.steady.items() if key[1] == replica)
-            step = times[(len(times) - 1) // 2][1] if times else None
+            if times:
+                _, step = times[(len(times) - 1) // 2]
         key = require_count("the step", step, least=0), require_count("the replica", replica, least=0)
         if key not in self.recorded:
             raise SettingError(
