@@ -342,7 +342,7 @@ def _tick(times: Sequence[Fraction]) -> tuple[Fraction, float]:
     """
     common = math.lcm(*(time.denominator for time in times))
     multiples = [int(time * common) for time in times]
-    tick = Fraction(math.gcd(*multiples) or 1, common)  # 1: all times are 0
+    tick = Fraction(math.gcd(*multiples) or 1, common)  # the divisor is 0 if all times are 0
     longest = max(times)
     if longest / tick <= FINEST:
         return tick, 0.0
