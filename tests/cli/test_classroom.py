@@ -206,7 +206,7 @@ def test_the_interpreter_is_handed_out_without_what_it_does_for_each_action(caps
     whole, rest = lines((ROOT / "ppedu/course/by_hand/tiny.py").read_text()), lines(Path("tiny.py").read_text())
     assert rest - whole == {"...  # yours"}
     removed = whole - rest
-    assert "y = modules[stage](x)" in removed and "receives[op[-1], stage, m] = dist.irecv(" in "\n".join(removed)
+    assert "y = modules[stage](x)" in removed and "receives[kind, stage, m] = dist.irecv(" in "\n".join(removed)
     compile(Path("tiny.py").read_text(), "tiny.py", "exec")
 
 
