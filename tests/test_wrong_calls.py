@@ -173,6 +173,7 @@ CALLS = {
         1,
         True,
         True,
+        True,
     ),
     "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, "full", 2),
     "Model.measured": (

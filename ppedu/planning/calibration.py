@@ -26,7 +26,7 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         pp.plan("llama-3-70b", h100, ranks=16, …)
 
     One number corrects matrices and attention together. Links and memory stay as they are. Of published runs, others on
-    the same GPU in the same format are then less than 10% off in nine of ten cases (docs/published.md).
+    the same GPU in the same format are then within 10% in nine of ten cases (docs/published.md).
 
     Args:
         tokens_per_second: Of all replicas of the run.

@@ -167,6 +167,8 @@ class Plan:
         if pieces.expert > 1:
             beside = ", beside the computation of another microbatch" if pieces.overlap else ""
             said.append(f"a layer's experts are on {pieces.expert} GPUs, and tokens are sent to them{beside}")
+        if pieces.graphs:
+            said.append("CUDA graphs start the kernels of layers with experts")
         if pieces.shard_vocabulary:
             said.append("every rank has a part of the embedding and of the head")
         if pieces.precision != "bf16":

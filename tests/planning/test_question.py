@@ -210,6 +210,7 @@ SPLIT = {  # only for a model with sizes, [plan] says how GPUs split it and what
     "sequence_parallel": ("true", "false"),
     "overlap": ("false", "true"),
     "shard_vocabulary": ("false", "true"),
+    "graphs": ("false", "true"),
     "element": ("2", "4"),
     "bytes_per_weight": ("16", "18"),
     "implementation": ('"megatron"', '"pytorch"'),
