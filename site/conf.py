@@ -21,6 +21,7 @@ default_role = "code"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+napoleon_use_ivar = True  # fields of classes, which are documented themselves, too
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "ppedu"

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "ppedu"
 # Packages and files of ppedu that the playground uses.
 NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view", "zoo")
-BOARD = ("course/__init__.py", "course/board")
+BOARD = ("course/__init__.py", "course/board", "course/progress_file.py")
 # The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.
 PROGRAMS = {
     "playground": (("playground", "orders", "said"), (*NO_RANKS, *BOARD), ()),

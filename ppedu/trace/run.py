@@ -53,15 +53,12 @@ class Run:
         """Read a run from its trace. Incomplete steps and damaged or unknown lines are left out; `remarks` counts them.
 
         Args:
-            paths: One of
-                - the JSON files that torch.profiler wrote, one for each rank, zipped or not, with a range for each
-                  action (see `ppedu.trace.profiler`), or one file of all ranks merged. Which rank a file is of is found
-                  from torch's notes in it or from its name, unless a dict says it: {rank: file} or
-                  {(replica, rank): file};
-                - a file saved with `Timeline.save`, or with `ppedu.view.save`, of one or several steps; of measured and
-                  simulated timelines in one file, the measured ones count;
-                - a CSV table with a line for each operation (see `ppedu.trace.csv_table`);
-                - a folder with these files.
+            paths: The JSON files that torch.profiler wrote, one for each rank, zipped or not, with a range for each
+                action (see `ppedu.trace.profiler`), or one file of all ranks merged. Which rank a file is of is found
+                from torch's notes in it or from its name, unless a dict says it: {rank: file} or
+                {(replica, rank): file}. Or a file saved with `Timeline.save`, or with `ppedu.view.save`, of one or
+                several steps; of measured and simulated timelines in one file, the measured ones count. Or a CSV table
+                with a line for each operation (see `ppedu.trace.csv_table`). Or a folder with these files.
             progress: Called now and then with the part that has been read, from 0 to 1.
             names: The actions of ranges or operations with other names: regular expressions for whole names, each with
                 an action that may contain groups and lack numbers, such as {"forward_step": "F", "dgrad ([0-9]+)":
