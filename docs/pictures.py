@@ -60,7 +60,7 @@ def published() -> None:
         left.plot([cell.published for cell in mine], [cell.ours for cell in mine], "o", color=color, ms=4, alpha=0.7)
         right.plot([100 * cell.error for cell in mine], [place] * len(mine), "o", color=color, ms=5, alpha=0.5)
     left.set(xscale="log", yscale="log", xlabel="published", ylabel="ours")
-    right.set(xlabel="error, %", yticks=range(len(sources)), yticklabels=sources, xlim=(-50, 20))
+    right.set(xlabel="error, %", yticks=range(len(sources)), yticklabels=sources, xlim=(-25, 25))
     right.invert_yaxis()
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
