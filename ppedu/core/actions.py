@@ -125,7 +125,7 @@ class Action(NamedTuple):
         try:
             action = cls(index(stage), Op(op), index(microbatch), tuple(map(cls.of, parts)))
         except ParseError:
-            raise  # it names a part
+            raise  # of a part; it is a ValueError, too, and must not be renamed below
         except (TypeError, ValueError):
             raise ParseError(
                 f"{tuple.__repr__(value)} is not an action; its stage and its microbatch must be whole numbers, "

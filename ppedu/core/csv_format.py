@@ -48,10 +48,11 @@ def read(
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
     forwards = stages * found
-    too_few = 50 * number < forwards - 500
+    # Not a schedule, or a typo such as 1000F0: nearly all actions are missing or repeated, which would take minutes to
+    # list. That of a small file is listed.
+    too_few = number < (forwards - 500) / 50
     too_many = number > 1000 * (1 + forwards)
     if too_few or too_many:
-        # Not a schedule, or a typo: nearly all actions are missing or repeated, which would take minutes to list.
         raise ParseError(
             f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
             f"but has {plural(number, 'action')}; look for a typo in the largest stage or microbatch"

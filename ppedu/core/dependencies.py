@@ -81,7 +81,9 @@ NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
 
 class ActionBlock(NamedTuple):
-    """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, … See `Numbered`.
+    """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, …
+
+    `Numbered` explains numbers and entries, and has an example.
 
     Attributes:
         sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
@@ -106,9 +108,13 @@ class Numbered:
     The results of a stage are numbered in a row. With 2 stages and 8 microbatches, ("F", 0, 0), ("F", 0, 1), … are 0 to
     7, those of stage 1 are 8 to 15, and ("B", 0, 0), … are 16 to 23. Single actions have such numbers, too.
 
-    In the orders, an action is its *entry*. The actions of a block have entries in a row: if 1F0, 1F1, … are block 5,
-    their entries are 40 to 47. 1F3 requires ("F", 0, 3): its entry is 43, and the result has the number 3. For every
-    action of this block the distance is -40, so a block holds its results as distances.
+    A pair of actions has no number, so the orders hold something else for every action, its *entry*. Blocks are counted
+    in the order in which they are met, pairs like single actions, and the entries of a block are in a row: if 1F0,
+    1F1, … are block 5, their entries are 40 to 47.
+
+    For all actions of a block, numbers are at the same distance from entries, so a block holds distances. The entry of
+    1F3 is 43. Its own number is 11, and it produces the result 11, ("F", 1, 3): distance -32. It requires the result 3,
+    ("F", 0, 3): distance -40.
 
     Attributes:
         orders: `orders[rank]` is the list of the entries of that rank's actions.
@@ -155,8 +161,9 @@ class Numbered:
             if parts:
                 # A block holds the pairs whose parts are of the same two blocks, and equally many microbatches apart.
                 first, second = self._entries(parts)
-                microbatch = first % microbatches
-                key = first // microbatches, second // microbatches, second - first
+                first_block, microbatch = divmod(first, microbatches)
+                second_block, seconds = divmod(second, microbatches)
+                key = first_block, second_block, seconds - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
                 key = stage, op, microbatch >= split
             else:  # sharding, or an action that does not exist
@@ -180,7 +187,7 @@ class Numbered:
         if never in singles:  # the action does not exist, and no rank gets past it
             return ActionBlock(NOTHING, -1, singles, (never,), (None,))
         holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
-        rank = min(holders)  # the only one, unless the stages of a pair are on two ranks
+        runner = min(holders)  # the only one, unless the stages of a pair are on two ranks
         needless = any(  # a message between two stages of one rank
             op not in COMPUTE and op not in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
@@ -189,10 +196,10 @@ class Numbered:
         sources = [placement.rank(stage, microbatch) for _, stage, microbatch in inputs]
         return ActionBlock(
             sample=action,
-            rank=-1 if needless or len(holders) > 1 else rank,
+            rank=-1 if needless or len(holders) > 1 else runner,
             singles=singles,
             requires=distances(inputs),
-            links=tuple(None if source in holders else (source, rank) for source in sources),
+            links=tuple(None if source in holders else (source, runner) for source in sources),
             produces=distances(produces(action)),
         )
 
@@ -236,10 +243,10 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     if rendezvous:
         for index, block in enumerate(numbered.blocks):
             message = block.sample
-            entry = index * size + message.microbatch
+            entry = index * size + message.microbatch  # the sample's; its distances are those of the whole block
             if message.op in RECEIVE:
                 posted[index] = (numbered.number(*posting(message)) - entry,)
-            elif message.op in SEND and block.rank >= 0:
+            elif message.op in SEND and block.rank >= 0:  # it also requires that its receive has been posted
                 required[index] += (numbered.number(*posting(other_end(message))) - entry,)
     exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []
@@ -251,7 +258,7 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
         rank = awake.popleft()
         entry = orders[rank][position[rank]]
         index = entry // size
-        results = posted[index]
+        results = posted[index]  # the rank is here, so its receive is posted, even if the message is not there yet
         for distance in required[index]:
             if not exists[entry + distance]:
                 blocked[rank] = entry + distance
@@ -263,7 +270,7 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
             position[rank] += 1
             if position[rank] < len(orders[rank]):
                 awake.append(rank)
-        for distance in results:
+        for distance in results:  # of an action that waits, what it has posted
             exists[entry + distance] = True
             if entry + distance in waiting:
                 for sleeper in waiting.pop(entry + distance):

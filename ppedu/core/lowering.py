@@ -61,7 +61,8 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
     """Return the orders with each message sent, and its receive posted, as soon as its result is produced."""
     placement, numbered = schedule.placement, schedule.numbered
     # For each block, the messages with its results: the SEND and the RECV for its sample, the rank of the receiver, and
-    # by how much the message's microbatch is later than the action's own, or a pair's first.
+    # by how much the message's microbatch is later than the action's own, or a pair's first. In a block of pairs like
+    # (0F1;0B0), that is 0 for the activation and -1 for the gradient.
     onward: list[list[tuple[Action, Action, int, int]]] = []
     for block in numbered.blocks:
         first = block.sample.singles[0].microbatch
@@ -146,16 +147,17 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
     for stages in reversed(used):
         upcoming.append(without_repeats(stages + upcoming[-1]))
     gathered: frozenset[int] = frozenset()
-    incomplete = frozenset(upcoming[-1])  # stages whose gradients are not complete
+    before = upcoming[-1]  # `ahead` at the last change: it only loses stages, those that are never used again
     for action in (*order, None):  # None is the end
         if action is None or action.computes:
             ahead = upcoming.pop()
             wanted = frozenset(ahead[:resident])
-            if wanted != gathered or len(ahead) != len(incomplete):  # seldom
-                yield from (Action(stage, Op.REDUCE_GRAD) for stage in sorted(incomplete.difference(ahead)))
+            if wanted != gathered or len(ahead) < len(before):  # seldom
+                finished = sorted(set(before) - set(ahead))
+                yield from (Action(stage, Op.REDUCE_GRAD) for stage in finished)
                 yield from (Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted))
                 yield from (Action(stage, Op.UNSHARD) for stage in ahead if stage in wanted - gathered)
-                gathered, incomplete = wanted, frozenset(ahead)
+                gathered, before = wanted, ahead
         if action is not None:
             yield action
 

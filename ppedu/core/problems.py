@@ -105,11 +105,12 @@ class _Inspection:
             block = blocks[entry // size]
             for part, distance in enumerate(block.singles):
                 single = entry + distance
+                # Sharding, which no rank must run, is looked at, too, and is right as a rule.
                 if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
-                    if block.rank != rank:
-                        self.misplaced.add((rank, index))
                     for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
+                        if block.rank != rank:
+                            self.misplaced.add((rank, index))
                         yield self._problem(rank, index, kind, why, action)
                 seen[single] = True
 
@@ -249,20 +250,17 @@ class _Inspection:
         # RECV. There are two logs for each (sender, receiver).
         sent: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         received: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        # For each block of messages: its log, and the distance from an entry to the number of the SEND. A RECV requires
-        # its SEND alone.
-        logs: dict[int, tuple[dict[int, int], int]] = {}
+        log_of_block: dict[int, tuple[dict[int, int], int]] = {}  # with the distance from an entry to its SEND's number
         for number, block in enumerate(numbered.blocks):
             if block.sample.op in COMMUNICATION and block.rank >= 0:
-                route = self.placement.route(block.sample)
-                if block.sample.op in SEND:
-                    logs[number] = sent[route], block.singles[0]
-                else:
-                    logs[number] = received[route], block.requires[0]
+                is_send = block.sample.op in SEND
+                log = (sent if is_send else received)[self.placement.route(block.sample)]
+                (distance,) = block.singles if is_send else block.requires  # a RECV requires its SEND alone
+                log_of_block[number] = log, distance
         for rank, order in enumerate(numbered.orders):
             for index, entry in enumerate(order):
-                if entry // size in logs and (rank, index) not in self.misplaced:
-                    log, distance = logs[entry // size]
+                if entry // size in log_of_block and (rank, index) not in self.misplaced:
+                    log, distance = log_of_block[entry // size]
                     log.setdefault(entry + distance, index)  # repeated messages count once
         for (source, rank), receives in received.items():
             sends = sent[source, rank]

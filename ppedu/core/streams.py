@@ -115,13 +115,14 @@ class Streams:
         self._queues[self._stream(message, rank)].append(message)
         candidates = [message]  # a message that starts lets the next ones in its two streams start
         while candidates:
-            message = candidates.pop()
-            queues = [self._queues[stream] for stream in self._streams(message)]
-            if all(queue and queue[0] == message for queue in queues):
-                self._start(message)
+            candidate = candidates.pop()
+            queues = [self._queues[stream] for stream in self._streams(candidate)]
+            # It is first in both of its streams, so both of its ranks have posted it.
+            if all(queue and queue[0] == candidate for queue in queues):
+                self._start(candidate)
                 for queue in queues:
                     queue.popleft()
-                yield self._routes[message][1]
+                yield self._routes[candidate][1]
                 candidates += [queue[0] for queue in queues if queue]
 
     def _start(self, message: Action) -> None:
@@ -179,29 +180,30 @@ class Streams:
         firsts = (self._queues[stream][0] for stream in self._streams(message))
         return next(first for first in firsts if first != message)
 
-    def _wait(self, each: int | Action, after: int | Action) -> tuple[int, int, str]:
+    def _wait(self, waiter: int | Action, awaited: int | Action) -> tuple[int, int, str]:
         """Return a sentence about what waits for what, with the rank and the index of an action in it.
 
         Args:
-            each: A rank, or a message.
-            after: What it waits for: a message, or for a message also the rank that has not posted it.
+            waiter: A rank, or a message.
+            awaited: A message; or, of a message, the rank that has not posted it.
         """
         orders = self.schedule.orders
-        if isinstance(each, int):
-            assert isinstance(after, Action)
-            index, (sender, _) = self._reached[each], self._routes[after]
-            waits = f"rank {each} waits at position {index} ({orders[each][index]})"
-            return each, index, f"{waits} for {after} of rank {sender}"
-        sender, receiver = self._routes[each]
-        if isinstance(after, int):
-            if after == receiver:
+        if isinstance(waiter, int):
+            assert isinstance(awaited, Action)
+            index, (sender, _) = self._reached[waiter], self._routes[awaited]
+            waits = f"rank {waiter} waits at position {index} ({orders[waiter][index]})"
+            return waiter, index, f"{waits} for {awaited} of rank {sender}"
+        sender, receiver = self._routes[waiter]
+        if isinstance(awaited, int):
+            if awaited == receiver:
                 rank, kind, does = sender, "send", "receive"
             else:
                 rank, kind, does = receiver, "receive", "send"
-            index = self._posted[each][rank]
-            return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} waits for rank {after} to {does}"
-        rank = next(rank for rank in (sender, receiver) if self._queues[self._stream(each, rank)][0] == after)
-        index = self._posted[after][rank]
-        blocked = orders[rank][self._posted[each][rank]]
-        kind = "send" if rank == self._routes[after][0] else "receive"
+            index = self._posted[waiter][rank]
+            return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} waits for rank {awaited} to {does}"
+        # The awaited message is first in a stream of the waiter's; the action that posted it is to blame.
+        rank = next(rank for rank in (sender, receiver) if self._queues[self._stream(waiter, rank)][0] == awaited)
+        index = self._posted[awaited][rank]
+        blocked = orders[rank][self._posted[waiter][rank]]
+        kind = "send" if rank == self._routes[awaited][0] else "receive"
         return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} blocks {blocked}, which was posted after it"

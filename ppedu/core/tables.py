@@ -19,11 +19,11 @@ def in_text(rows: Iterable[Sequence[str]], width: int, most: int | None = None) 
             rows.
     """
     rows = [*rows]
-    lines = _wrapped(rows, width, width)
-    for narrower in range(width, 0, -1):
+    attempts = [(width, width), *((body, min(body, HEAD)) for body in range(width, 0, -1))]
+    for body, head in attempts:
+        lines = _wrapped(rows, body, head)
         if not most or max(len(line) for row in lines for line in row) <= most:
             break
-        lines = _wrapped(rows, narrower, min(narrower, HEAD))
     return lines
 
 

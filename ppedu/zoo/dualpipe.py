@@ -106,7 +106,8 @@ def _two_streams(depth: int, half: int, near: Stream, far: Stream, microbatches:
         yield split(next(far_backwards))
         yield delayed.popleft()
         yield next(far_forwards)
-    for turn in range(microbatches - 2 * half + depth + 1):  # step 4, the steady state: nF0B1F1B0
+    left = microbatches - 2 * hops - (depth + 1)  # forwards of `near` after steps 1 and 2
+    for turn in range(left):  # step 4, the steady state: nF0B1F1B0
         if turn == 0 and hops == 0:  # where the streams meet, a pair would only make the other ranks wait
             yield next(near_forwards)
             yield next(far_backwards)

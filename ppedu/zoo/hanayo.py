@@ -39,7 +39,8 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
     slots = []  # actions, each with its slot
     for group in equal_groups(ranks, microbatches):
         for m in group:
-            start = chunks * group.start + 2 * (m - group.start)  # the slot in which stage 0 runs the forward
+            # The slot in which stage 0 runs the forward: earlier groups take one for each of their forwards on a rank.
+            start = chunks * group.start + 2 * (m - group.start)
             for stage in stages:
                 slots.append((start + stage, F(stage, m)))
                 slots.append((start + 2 * chunks * ranks - 1 - stage, B(stage, m)))

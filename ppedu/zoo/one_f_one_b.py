@@ -13,7 +13,8 @@ from ppedu.zoo import Facts, register
     facts=Facts(
         "arXiv 2006.09503; arXiv 2104.04473, §2.2",
         idle="(p-1)*(F+B)",
-        # Of every p microbatches, all but one wait for a message on the way down and for one on the way up.
+        # At most p microbatches are in flight, and one that is done admits the next: every p of them cost a round trip
+        # of 2(p-1) messages.
         hops="2*(p-1 + (m-1)*(p-1)//p)",
         peak="min(p-r, m)",
     ),

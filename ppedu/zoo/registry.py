@@ -206,7 +206,7 @@ def build(name: str, entry: Registered, ranks: int, microbatches: int, options: 
     settings = _settings(name, entry.generator, options)
     ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
     if "chunks" in options:
-        options["chunks"] = chunks
+        options["chunks"] = chunks  # an int of Python, where it was one of NumPy or torch
     most = MOST_ACTIONS * microbatches * chunks
     label = f"the schedule {name!r}"
     orders = []

@@ -157,6 +157,7 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
             source = f"{source}; latency by simulation"
         elif "c" not in letters_of(formula):
             raise SettingError(f"{noun}, {text(formula)}, is known for zero latency only; simulate it")
+    # The idle times of V-Half and V-Min contain k, the peak. A peak with r in it differs from rank to rank.
     peak_formula, _ = split(facts.peak, latency)
     if peak_formula and "r" not in letters_of(peak_formula):
         letters["k"] = _evaluate(peak_formula, letters)

@@ -74,14 +74,17 @@ def _pattern(ranks: int, memory: int) -> list[int]:
     These are the *stops* of the microbatch: the forwards in stages 0 to 2p-1, then the Is in stages 2p-1 to 0. Each
     further microbatch is due PERIOD ticks later. A hop down the ranks takes one tick. A hop up takes one in the pattern
     of V-Min and two in that of V-Half. Any further memory is spent on a pause before the first I. On each rank an I
-    comes `back` ticks after either of the two forwards, so that neither chunk is ahead by more than `memory`
-    microbatches, and no two of the rank's four stops share a tick.
+    comes `back` ticks after either of the two forwards. A chunk holds as many microbatches as periods begin meanwhile,
+    which may be `memory`: `memory` - 1 whole periods and a part of one. The part is such that no two of the rank's four
+    stops share a tick. If d ticks lie between the two forwards, the stops are at 0, d, `back` and `back` + d of the
+    period: with one tick for a hop up, d is odd, and a part of 2 ticks will do; with two ticks, d is 2 more than a
+    multiple of 3, and it takes 3.
 
     With 2 ranks and a memory of 2, the forwards are due at 0 and 1 on the way down and at 3 and 5 on the way up, and
     the Is at 9, 10, 12 and 14. Rank 0 has the stops at 0, 5, 9 and 14: ticks 0, 5, 3 and 2 of the period.
     """
     up = 2 if 2 * memory > ranks else 1
-    back = PERIOD * memory - 5 + up
+    back = PERIOD * (memory - 1) + 1 + up
     way_down = list(range(ranks))
     way_up = [ranks - 1 + up * hops for hops in range(1, ranks + 1)]
     forwards = way_down + way_up
@@ -109,8 +112,9 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     def fits(stop: int, rank: int) -> bool:
         """Return whether the memory suffices for a forward and for the forwards of the rank that are due before it."""
         other = forwards - 1 - stop  # the forward of the rank's other chunk
-        earlier = (due[stop] - due[other]) // PERIOD + 1  # microbatches that are due there before
-        return held[rank] + max(0, earlier) < most
+        # Forwards of the other chunk that come before: the next one is due at due[other], then one in each period.
+        earlier = max(0, (due[stop] - due[other]) // PERIOD + 1)
+        return held[rank] + earlier < most
 
     def next_stop(rank: int, arrived: list[int]) -> int | None:
         """Return the stop whose action a rank runs in this tick, or None for a W or a pause.
@@ -119,11 +123,13 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
             arrived: The microbatches that had passed each stop when the tick began.
         """
         stops = sorted((rank, forwards - 1 - rank, forwards + rank, last - rank), key=due.__getitem__)
-        full = delayed[rank] and held[rank] + 1 >= most
+        almost_full = bool(delayed[rank]) and held[rank] + 1 >= most
+        cooling_down = due[stops[0]] >= cool
         for stop in stops:
-            steady = warm < due[stop] and due[stops[0]] < cool
-            if stop != stops[0] and (full or steady):
-                break  # no later action in place of the one that is due next: a W or a pause
+            warming_up = due[stop] <= warm
+            may_run_early = (warming_up or cooling_down) and not almost_full
+            if stop != stops[0] and not may_run_early:
+                break  # a W or a pause
             has_input = arrived[stop - 1] > done[stop]
             if has_input and (stop >= forwards or fits(stop, rank)):
                 return stop

@@ -93,13 +93,15 @@ def run_schedule(
             case Op.B | Op.I:
                 x, y = graphs.pop((stage, m))
                 dy = take("B", stage, m) if stage < last else None
-                # Returns the gradient of x, and a function that computes those of the weights.
+                # The gradient enters the graph at y: dy, or 1 (None) at the loss. Out come the gradient of x, which the
+                # first stage does not need, and a function that computes those of the weights.
                 dx, weight_half = backward_input([get_gradient_edge(y)], [dy], [x] if stage > 0 else [])
                 if stage > 0:
                     slots["B", stage - 1, m] = dx[0]
-                weight_halves[stage, m] = weight_half
                 if op == Op.B:  # the full backward: do what W does, too
-                    weight_halves.pop((stage, m))()
+                    weight_half()
+                else:
+                    weight_halves[stage, m] = weight_half
             case Op.W:
                 weight_halves.pop((stage, m))()
             case Op.SEND_F | Op.SEND_B:
