@@ -48,8 +48,8 @@ def read(
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
     forwards = stages * found
-    # Not a schedule, or a typo such as 1000F0: nearly all actions are missing or repeated, which would take minutes to
-    # list. That of a small file is listed.
+    # Not a schedule, or a typo such as 1000F0: nearly all actions are missing or repeated, and `check` would list them
+    # for minutes. With fewer than 500, its list is short, and says more than this error.
     too_few = number < (forwards - 500) / 50
     too_many = number > 1000 * (1 + forwards)
     if too_few or too_many:

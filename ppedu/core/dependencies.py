@@ -80,28 +80,6 @@ NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
 
-class ActionBlock(NamedTuple):
-    """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, …
-
-    `Numbered` explains numbers and entries, and has an example.
-
-    Attributes:
-        sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
-        rank: The rank that must run them; -1 if no rank must.
-        singles: The distances from an action's entry to its own number, or to those of the two parts of a pair.
-        requires, produces: The distances from an action's entry to the results that it requires and produces.
-        links: For each of `requires`, the rank that produces the result and the rank that runs the action; None if
-            they are the same.
-    """
-
-    sample: Action
-    rank: int
-    singles: tuple[int, ...]
-    requires: tuple[int, ...] = ()
-    links: tuple[tuple[int, int] | None, ...] = ()
-    produces: tuple[int, ...] = ()
-
-
 class Numbered:
     """A schedule's orders as whole numbers, so that flat lists replace dictionaries of results, which are slow.
 
@@ -204,6 +182,26 @@ class Numbered:
         )
 
 
+class ActionBlock(NamedTuple):
+    """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, …
+
+    Attributes:
+        sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
+        rank: The rank that must run them; -1 if no rank must.
+        singles: The distances from an action's entry to its own number, or to those of the two parts of a pair.
+        requires, produces: The distances from an action's entry to the results that it requires and produces.
+        links: For each of `requires`, the rank that produces the result and the rank that runs the action; None if
+            they are the same.
+    """
+
+    sample: Action
+    rank: int
+    singles: tuple[int, ...]
+    requires: tuple[int, ...] = ()
+    links: tuple[tuple[int, int] | None, ...] = ()
+    produces: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Replay:
     """A global order in which every rank runs as many of its actions as it can.
@@ -258,19 +256,19 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
         rank = awake.popleft()
         entry = orders[rank][position[rank]]
         index = entry // size
-        results = posted[index]  # the rank is here, so its receive is posted, even if the message is not there yet
         for distance in required[index]:
             if not exists[entry + distance]:
                 blocked[rank] = entry + distance
                 waiting.setdefault(entry + distance, []).append(rank)
+                results = posted[index]  # the rank is here, so its receive is posted
                 break
         else:  # nothing is missing, so the action runs
             turns.append(rank)
-            results += produced[index]
+            results = posted[index] + produced[index]
             position[rank] += 1
             if position[rank] < len(orders[rank]):
                 awake.append(rank)
-        for distance in results:  # of an action that waits, what it has posted
+        for distance in results:
             exists[entry + distance] = True
             if entry + distance in waiting:
                 for sleeper in waiting.pop(entry + distance):

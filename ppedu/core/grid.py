@@ -68,7 +68,7 @@ def earliest_times(
         end = start + durations[entry]
         for distance in outputs:
             exists[entry + distance] = end
-        if receives:  # the rank continues; the action that requires the message waits
+        if receives:  # `end` is when the message is here, for the action that requires it; the rank itself goes on
             start = end = free[rank]
         free[rank] = end
         starts[rank].append(start)

@@ -80,7 +80,7 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
     for rank in schedule.replay.turns:
         entry, action = next(remaining[rank])
         orders[rank].append(action)
-        index, microbatch = divmod(entry, numbered.microbatches)
+        index, microbatch = divmod(entry, numbered.microbatches)  # that of the action, or of a pair's first part
         for send, receive, target, later in onward[index]:
             orders[rank].append(Action(send.stage, send.op, microbatch + later))
             orders[target].append(Action(receive.stage, receive.op, microbatch + later))
@@ -147,12 +147,12 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
     for stages in reversed(used):
         upcoming.append(without_repeats(stages + upcoming[-1]))
     gathered: frozenset[int] = frozenset()
-    before = upcoming[-1]  # `ahead` at the last change: it only loses stages, those that are never used again
+    before = upcoming[-1]  # the stages that were still to be used at the last change
     for action in (*order, None):  # None is the end
         if action is None or action.computes:
             ahead = upcoming.pop()
             wanted = frozenset(ahead[:resident])
-            if wanted != gathered or len(ahead) < len(before):  # seldom
+            if wanted != gathered:  # seldom; also if a stage is finished, for it was just used, and so it is gathered
                 finished = sorted(set(before) - set(ahead))
                 yield from (Action(stage, Op.REDUCE_GRAD) for stage in finished)
                 yield from (Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted))

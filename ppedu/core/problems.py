@@ -105,7 +105,7 @@ class _Inspection:
             block = blocks[entry // size]
             for part, distance in enumerate(block.singles):
                 single = entry + distance
-                # Sharding, which no rank must run, is looked at, too, and is right as a rule.
+                # A block of sharding actions has the rank -1, so these are looked at, too, and are right as a rule.
                 if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
                     for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
@@ -204,7 +204,7 @@ class _Inspection:
 
         def count(op: str) -> int:
             start = self.numbered.number(op, stage, microbatches.start)
-            return self.seen.count(True, start, start + every)
+            return self.seen.count(True, start, start + every)  # a byte for each microbatch
 
         whole, halves, neither = (every, 0, 0), (0, every, every), (0, 0, 0)
         allowed = [neither] if self.schedule.forward_only else [whole, halves]
@@ -247,7 +247,9 @@ class _Inspection:
         """
         numbered, size = self.numbered, self.numbered.microbatches
         # A log lists messages in the order of a rank: from the number of a message's SEND to the index of its SEND or
-        # RECV. There are two logs for each (sender, receiver).
+        # RECV. There are two logs for each (sender, receiver). If rank 0 runs 0SEND_F0 and 0SEND_F1 at 1 and 3, and
+        # rank 1 runs 1RECV_F1 and 1RECV_F0 at 0 and 2, then with a and b for the numbers of the two SENDs, sent[0, 1]
+        # is {a: 1, b: 3}, and received[0, 1] is {b: 0, a: 2}.
         sent: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         received: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         log_of_block: dict[int, tuple[dict[int, int], int]] = {}  # with the distance from an entry to its SEND's number

@@ -158,10 +158,11 @@ class Streams:
             waits_for[message] = [self._obstacle(message)]
         for cycle in cycles(waits_for):
             waits = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-            sentences = [self._wait(each, after)[2] for each, after in waits]
-            blocking = [wait for wait in waits if all(isinstance(each, Action) for each in wait)]
-            each, after = blocking[0] if blocking else waits[0]  # preferably a message that blocks another one
-            rank, index, _ = self._wait(each, after)
+            sentences = [self._wait(waiter, awaited)[2] for waiter, awaited in waits]
+            # Preferably, the problem is a message that blocks another one.
+            blocking = [wait for wait in waits if isinstance(wait[0], Action) and isinstance(wait[1], Action)]
+            waiter, awaited = blocking[0] if blocking else waits[0]
+            rank, index, _ = self._wait(waiter, awaited)
             action = self.schedule.orders[rank][index]
             yield Problem(rank, index, action, "deadlock", f"deadlock: {'; '.join(sentences)}")
 

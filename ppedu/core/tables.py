@@ -19,6 +19,7 @@ def in_text(rows: Iterable[Sequence[str]], width: int, most: int | None = None) 
             rows.
     """
     rows = [*rows]
+    # Widths of the rows and of the head; for 24: 24 and 24, 24 and 10, 23 and 10, … 9 and 9, …
     attempts = [(width, width), *((body, min(body, HEAD)) for body in range(width, 0, -1))]
     for body, head in attempts:
         lines = _wrapped(rows, body, head)

@@ -55,13 +55,13 @@ def cycles(waits_for: Mapping[Waiting, Collection[Waiting]]) -> Iterator[list[Wa
     """
     visited: set[Waiting] = set()
     for start in waits_for:
+        if start in visited:
+            continue
+        visited.add(start)
         # The ranks from `start` to the current one, each with the peers still to follow.
-        path: dict[Waiting, Iterator[Waiting]] = {}
-        if start not in visited:
-            visited.add(start)
-            path[start] = iter(waits_for[start])
+        path: dict[Waiting, Iterator[Waiting]] = {start: iter(waits_for[start])}
         while path:
-            current_rank = next(reversed(path))
+            current_rank = next(reversed(path))  # its iterator goes on where it stopped
             for peer in path[current_rank]:
                 if peer in path:
                     ranks = list(path)

@@ -108,7 +108,7 @@ def _two_streams(depth: int, half: int, near: Stream, far: Stream, microbatches:
         yield next(far_forwards)
     left = microbatches - 2 * hops - (depth + 1)  # forwards of `near` after steps 1 and 2
     for turn in range(left):  # step 4, the steady state: nF0B1F1B0
-        if turn == 0 and hops == 0:  # where the streams meet, a pair would only make the other ranks wait
+        if turn == 0 and hops == 0:  # where the streams meet: the forward's result leaves before the backward runs
             yield next(near_forwards)
             yield next(far_backwards)
         else:

@@ -25,8 +25,8 @@ class Facts:
         makespan: Instead of `idle`, where the ranks wait for different times.
         idle_in_span: The bubble of the Zero Bubble papers: a rank's idle time between its own first and last action,
             its span less m(F+B). It holds where `idle` does, and by default it is the same.
-        hops: Each of these three formulas becomes longer by hops·c. Without it, one that does not contain c holds for
-            c = 0 only.
+        hops: The messages on the way: `idle`, `makespan` and `idle_in_span` become longer by hops·c. Without it, they
+            contain c, or hold for c = 0 only.
         remark: The text to print where there is no formula for the time.
         sizes: The conditions under which the schedule exists; the other conditions are in addition to these.
         peak: The peak of the activations on rank r, in microbatches.

@@ -39,7 +39,8 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
     slots = []  # actions, each with its slot
     for group in equal_groups(ranks, microbatches):
         for m in group:
-            # The slot in which stage 0 runs the forward: earlier groups take one for each of their forwards on a rank.
+            # The slot in which stage 0 runs the forward. A rank runs `chunks` forwards of each microbatch of the groups
+            # before, a slot each; within a group, microbatches are two slots apart.
             start = chunks * group.start + 2 * (m - group.start)
             for stage in stages:
                 slots.append((start + stage, F(stage, m)))

@@ -10,6 +10,7 @@ such limits; the formulas explain its results.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from ppedu.zoo.registry import facts_of, published
 Letters = dict[str, Any]
 
 # By quantity: the facts from which it follows, in order of preference, each with a formula in which {0} is the fact.
+# GPipe has a fact for its idle time, "(p-1)*(F+B)", so its makespan is "m*(F+B) + (p-1)*(F+B)".
 _DERIVED: dict[str, dict[str, str]] = {
     "idle": {"idle": "{0}"},
     "makespan": {"idle": "m*(F+B) + {0}", "makespan": "{0}"},
@@ -161,13 +163,20 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
     peak_formula, _ = split(facts.peak, latency)
     if peak_formula and "r" not in letters_of(peak_formula):
         letters["k"] = _evaluate(peak_formula, letters)
-    formula = _DERIVED[quantity][field].format(formula)
+    derived = _DERIVED[quantity][field]
+    formula = derived.format(f"({formula})" if "/" in derived and _is_sum(formula) else formula)
     _require(f"{noun}, {text(formula)}, holds for", conditions, letters, "; simulate it")
     if quantity == "peak":
         value = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
     else:
         value = _evaluate(formula, letters)
     return Fact(value, text(formula), text(*conditions), source)
+
+
+def _is_sum(formula: str) -> bool:
+    """Return whether a formula is a sum or a difference, which needs parentheses in a quotient."""
+    tree = ast.parse(formula, mode="eval").body
+    return isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub))
 
 
 def _of(field: str, name: str) -> str:

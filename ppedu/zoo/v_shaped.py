@@ -73,12 +73,13 @@ def _pattern(ranks: int, memory: int) -> list[int]:
 
     These are the *stops* of the microbatch: the forwards in stages 0 to 2p-1, then the Is in stages 2p-1 to 0. Each
     further microbatch is due PERIOD ticks later. A hop down the ranks takes one tick. A hop up takes one in the pattern
-    of V-Min and two in that of V-Half. Any further memory is spent on a pause before the first I. On each rank an I
-    comes `back` ticks after either of the two forwards. A chunk holds as many microbatches as periods begin meanwhile,
-    which may be `memory`: `memory` - 1 whole periods and a part of one. The part is such that no two of the rank's four
-    stops share a tick. If d ticks lie between the two forwards, the stops are at 0, d, `back` and `back` + d of the
-    period: with one tick for a hop up, d is odd, and a part of 2 ticks will do; with two ticks, d is 2 more than a
-    multiple of 3, and it takes 3.
+    of V-Min and two in that of V-Half. Any further memory is spent on a pause before the first I.
+
+    Rank r has four stops: its forwards at r and r + d, where d is 2(p-r) - 1 or 3(p-r) - 1, then the I of its second
+    chunk at r + `back`, and that of its first chunk at r + d + `back`. The activations of the first chunk live for
+    `back` + d ticks, those of the second for `back` - d: together 2 · `back`, which is within 2 · `memory` periods. No
+    two of the stops share a tick of the period: with one tick for a hop up, d is odd, and `back` is 2 more than a
+    multiple of 6; with two, d is 2 more than a multiple of 3, and `back` is 3 more than one of 6.
 
     With 2 ranks and a memory of 2, the forwards are due at 0 and 1 on the way down and at 3 and 5 on the way up, and
     the Is at 9, 10, 12 and 14. Rank 0 has the stops at 0, 5, 9 and 14: ticks 0, 5, 3 and 2 of the period.
@@ -93,9 +94,10 @@ def _pattern(ranks: int, memory: int) -> list[int]:
 
 @lru_cache(maxsize=1)  # the orders of all ranks are requested one after another
 def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...], ...]:
-    """Return each rank's order, built tick by tick: a rank runs the action that is due next (`_pattern`).
+    """Return each rank's order, built turn by turn: in each, a rank runs the action that is due next (`_pattern`).
 
-    In warm-up and cooldown it runs a later one if the next cannot run yet. A rank holds the activations of at most
+    Ticks only say which of a rank's four stops is next. In warm-up and cooldown, while the first microbatch is not back
+    or the last one has set out, a rank runs a later one if the next cannot run yet. It holds the activations of at most
     `most` chunks. It runs a W when nothing else can run, or when the memory is almost full. An early forward always
     leaves memory for the forwards that are due before it. So the action that is due next of all ranks can always run,
     and the ranks never deadlock.
@@ -112,15 +114,16 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     def fits(stop: int, rank: int) -> bool:
         """Return whether the memory suffices for a forward and for the forwards of the rank that are due before it."""
         other = forwards - 1 - stop  # the forward of the rank's other chunk
-        # Forwards of the other chunk that come before: the next one is due at due[other], then one in each period.
-        earlier = max(0, (due[stop] - due[other]) // PERIOD + 1)
+        earlier = len(
+            range(due[other], due[stop], PERIOD)
+        )  # those due at due[other], a period later, … before this one
         return held[rank] + earlier < most
 
     def next_stop(rank: int, arrived: list[int]) -> int | None:
-        """Return the stop whose action a rank runs in this tick, or None for a W or a pause.
+        """Return the stop whose action a rank runs in this turn, or None for a W or a pause.
 
         Args:
-            arrived: The microbatches that had passed each stop when the tick began.
+            arrived: The microbatches that had passed each stop when the turn began.
         """
         stops = sorted((rank, forwards - 1 - rank, forwards + rank, last - rank), key=due.__getitem__)
         almost_full = bool(delayed[rank]) and held[rank] + 1 >= most

@@ -108,3 +108,15 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
 def test_a_formula_that_does_not_hold_is_refused_with_its_condition(quantity, asked, says):
     with pytest.raises(SettingError, match=says):
         getattr(theory, quantity)(*asked)
+
+
+def test_a_sum_is_in_parentheses_where_it_is_divided():
+    """Of the idle time F+B on 2 ranks with 4 microbatches: 3 of 15, and of 12."""
+
+    @pp.register("late", facts=pp.zoo.Facts("here", idle="F+B"))
+    def late(rank, ranks, microbatches):
+        return [action for m in range(microbatches) for action in (pp.F(rank, m), pp.B(rank, m))]
+
+    assert str(theory.bubble("late", 2, 4)) == "0.2 = (F+B) / (m(F+B) + (F+B)) (here)"
+    assert theory.overhead("late", 2, 4).value == Fraction(1, 4)
+    assert theory.makespan("late", 2, 4).value == 15
