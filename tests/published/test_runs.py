@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from compare import SOURCES, asked, bridge, bridged, corrected, gpt, nine_in_ten, rows, sc21, sc21_flops, sc21_question
+from compare import SOURCES, asked, bridge, corrected, gpt, nine_in_ten, rows, sc21, sc21_flops, sc21_question
 
 import ppedu as pp
 
@@ -113,13 +113,6 @@ def test_runs_that_ran_fit_and_those_of_less_memory_do_not():
         assert pp.plan(machine=machine, **question).best.excess == 0
         with pytest.raises(pp.SettingError, match="nothing fits"):
             pp.plan(machine=pp.Machine(memory=used / 1.5, flops=240e12), **question)
-
-
-def test_mixtures_of_experts_that_ran_fit():
-    """DeepSeek-V3 of Megatron-Bridge, which recomputes queries, keys and values, on all of its GPUs."""
-    for row, _ in bridged():
-        if row["model"] == "DeepSeekV3":
-            assert pp.plan(machine=row["gpu"].lower(), **bridge(row)).best.excess == 0
 
 
 def test_one_number_of_a_source_corrects_the_others():
