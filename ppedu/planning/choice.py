@@ -203,13 +203,11 @@ class Workload:
 
     def _shared(self, holders: int) -> tuple[Number, Number, Number]:
         """Return the bytes per parameter on each of the GPUs that hold it: weights, gradients, optimizer."""
-        weights, gradients, optimizer = self.pieces.bytes_per_weight
-        if self.zero >= 1 and holders > 1:
-            optimizer = optimizer / holders
-        if self.zero >= 2 and holders > 1:
-            gradients = gradients / holders
-        if self.zero == 3 and holders > 1:
-            weights = weights / holders
+        sizes = [*self.pieces.bytes_per_weight]
+        if holders > 1:
+            for kind in range(3 - self.zero, 3):  # ZeRO shares the last one first
+                sizes[kind] /= holders
+        weights, gradients, optimizer = sizes
         return weights, gradients, optimizer
 
     def _gathering(self, schedule: Schedule) -> Pieces:

@@ -231,7 +231,7 @@ class Model:
     def flops(self, sequence: int) -> float:
         """Return the FLOPs of the model for one sequence, forward and backward, as it needs them in training.
 
-        The backward takes twice as many as the forward.
+        The backward takes twice the forward's.
         """
         dense = self.dense * self.first.layer_flops(sequence)[0] if self.dense else 0
         layers = (self.layers - self.dense + self.predictions) * self.layer_flops(sequence)[0]

@@ -196,9 +196,9 @@ class Pieces:
         work = piece.work or (Work(piece.forward), Work(piece.input), Work(piece.weight))
         times = [machine.seconds(each, self) for each in work]
         if piece.experts and not self.graphs:
-            forward, first, second = STARTED
-            first += forward if self.recompute == "full" else 0
-            times = [*map(max, times, (forward, first, second))]
+            of_f, of_i, of_w = STARTED
+            again = of_f if self.recompute == "full" else 0
+            times = [*map(max, times, (of_f, of_i + again, of_w))]
         forward, first, second = times
         backward = first + second if piece.work else machine.seconds(Work(piece.backward), self)
         return replace(piece, forward=forward, backward=backward, input=first, weight=second, work=None)

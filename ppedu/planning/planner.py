@@ -79,8 +79,8 @@ def plan(
             attention. False and "none" recompute nothing; by default, stages are recomputed where a schedule does not
             fit without.
         zero: What the GPUs that hold the same stage share (arXiv 1910.02054, section 5): 0 nothing, 1 the optimizer, 2
-            also the gradients, 3 also the weights, which are then gathered for each use. By default as in the
-            implementation.
+            also the gradients, 3 also the weights, which are then gathered for each use; the time for those of experts
+            is not counted. By default as in the implementation.
         blocking: A rank does not compute while it sends and receives, as in Megatron without
             `--overlap-p2p-communication`. Schedules of many chunks send most.
         barrier: False if ranks begin the next step without waiting for each other, as with an optimizer that is
@@ -142,9 +142,10 @@ def plan(
         raise SettingError("the search was interrupted before it found anything")
     choices = sorted((choice for _, choice in found), key=_order)
     if not cuts and not interrupted:
-        choices = sorted(
-            ((choice is not choices[0] and _even(job, search)) or choice for search, choice in found), key=_order
-        )
+        for search, choice in found:
+            if choice is not choices[0] and (even := _even(search)):
+                choices[choices.index(choice)] = job.choice(even)
+        choices.sort(key=_order)
     if choices[0].excess > 0:
         raise SettingError(shortage(job, choices[0], recompute is False, cuts is not None))
     fastest = choices[0]
@@ -159,8 +160,8 @@ def _order(choice: Choice) -> tuple[bool, Number]:
     return choice.excess > 0, choice.excess or choice.whole / choice.schedule.microbatches
 
 
-def _even(job: Workload, search: Cutting) -> Choice | None:
-    """Return a schedule with even stages, which do not fit, if it fits with far slower uneven ones alone."""
+def _even(search: Cutting) -> Cutting | None:
+    """Return a schedule's even stages, which do not fit, if far slower, uneven ones do."""
     busy = search.busy(search.best)
     if search.excess(search.best) or max(busy) * len(busy) < DISTORTED * sum(busy):
         return None
@@ -168,7 +169,7 @@ def _even(job: Workload, search: Cutting) -> Choice | None:
     even.start()
     if not search.excess(even.best) or search.time(search.best) < DISTORTED * search.time(even.best):
         return None
-    return job.choice(replace(even, limit=search.limit))
+    return replace(even, limit=search.limit)
 
 
 def _fullest(choice: Choice) -> Number:
@@ -305,7 +306,7 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
     for index, each in enumerate([*tried]):
         progress(each.schedule.name, index / len(tried) / 2)
         each.start()
-        if may_recompute and (each.excess(each.best) or _even(job, each)):
+        if may_recompute and (each.excess(each.best) or _even(each)):
             tried.append(job.cutting(each.schedule, True, each.until))
             tried[-1].start()
 

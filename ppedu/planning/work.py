@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -77,23 +76,24 @@ def pieces_of(
     require_instance("sequence_parallel", parallel, bool, "True, False or None")
     kept_by = implementation_named(implementation)
     inputs = element if precision == "bf16" else INPUT_BYTES[precision]
-    part = batch / context
+    tokens, part = batch * sequence, batch / context
 
     def layer_of(sized: Model) -> tuple[Piece, Number]:
         """Return a layer, and the bytes of it that are restored in its backward."""
         split = expert if sized.experts else 1
-        works = layer_work(sized, sequence, batch, tensor, parallel, element, precision, split)
+        forward, first, second = layer_work(sized, sequence, batch, tensor, parallel, element, precision, split)
+        first = first.plus(_again(sized, forward, recompute, sequence, batch, tensor, parallel, element))
+        keys = element * sized.attention.shared * tokens * (context - 1) / tensor  # of the other parts of a sequence
+        all_parts = forward._replace(passed=keys), first._replace(passed=2 * keys), second
+        works = [each.part(context) for each in all_parts]
         whole, kept = (
             sized.layer_activation(sequence, tensor, parallel, each, element, kept_by.gated, inputs)
             for each in ("none", recompute)
         )
-        again = _again(sized, works[0], recompute, sequence, batch, tensor, parallel, element)
-        parts = _with_context(sized, (works[0], works[1].plus(again), works[2]), tokens, element, tensor, context)
         experts = sized.expert_parameters // split if split > 1 else -(-sized.expert_parameters // tensor)
         others = -(-(sized.layer_parameters - sized.expert_parameters) // tensor)
-        return Piece.of_work("", parts, others + experts, part * kept, experts=experts), part * (whole - kept)
+        return Piece.of_work("", works, others + experts, part * kept, experts=experts), part * (whole - kept)
 
-    tokens = batch * sequence
     layer, restored = layer_of(model)
     first, of_first = layer_of(model.first) if model.dense else (layer, restored)
     layers = [first if number < model.dense else layer for number in range(model.layers)]
@@ -203,14 +203,6 @@ def _again(
         return again
     others = layer_work(replace(model, flash=True), sequence, batch, tensor, parallel, element)[0]
     return again.plus(Work(0, forward.attention, forward.moved - others.moved))
-
-
-def _with_context(model: Model, works: Works, tokens: int, element: int, tensor: int, context: int) -> Sequence[Work]:
-    """Return the work of one of `context` parts of the sequences."""
-    forward, first, second = works
-    keys = element * model.attention.shared * tokens * (context - 1) / tensor
-    all_parts = forward._replace(passed=keys), first._replace(passed=2 * keys), second
-    return [each.part(context) for each in all_parts]
 
 
 def _prediction(model: Model, layer: Piece, head: Piece, tokens: int, tensor: int, context: int, element: int) -> Piece:

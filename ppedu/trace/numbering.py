@@ -51,8 +51,8 @@ def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
 def _labels_hold_several(rows: Rows) -> bool:
     """Return whether most of the steps that the trace numbers hold all forwards of a worker twice or more often.
 
-    With the forwards 0F0 0F1 0F0 0F1, a step of the trace holds two of the pipeline. Without numbers of microbatches, a
-    step of the pipeline is assumed to have as many as a worker ever has in flight.
+    With the forwards 0F0 0F1 0F0 0F1, a step of the trace holds two of the pipeline. If the trace does not number
+    microbatches, we assume that a step of the pipeline has the most that a worker has in flight at once.
     """
     in_flight = max((_most_begun(row) for row in rows.values()), default=0)
     several = []

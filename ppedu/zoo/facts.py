@@ -27,7 +27,7 @@ class Facts:
             its span less m(F+B). It holds where `idle` does, and by default it is the same.
         hops: The messages on the way: `idle`, `makespan` and `idle_in_span` become longer by hops·c. Without it, they
             contain c, or hold for c = 0 only.
-        remark: The text to print where there is no formula for the time.
+        remark: Printed in place of a formula for the time, if none is known.
         sizes: The conditions under which the schedule exists; the other conditions are in addition to these.
         peak: The peak of the activations on rank r, in microbatches.
     """

@@ -236,7 +236,7 @@ UNLIKE = {
         DIFFERENT.format(1, "seed"),
     ),
 }
-# There is no pipeline then.
+# In these cases, no pipeline is made.
 NOT_MADE = {
     "orders that run only if sends are buffered": (
         """

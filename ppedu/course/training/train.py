@@ -258,7 +258,7 @@ def train_gpt(
             norm = pipeline.clip_grad_norm(config.clip or math.inf)
         elif config.clip is not None:
             pipeline.clip_grad_norm(config.clip, error_if_nonfinite=True)
-        if scale is None or scale.update(norm):  # after an overflow, there is no step
+        if scale is None or scale.update(norm):  # after an overflow, the weights stay as they are
             with masters or nullcontext():
                 optimizer.step()
         for module in modules.values():

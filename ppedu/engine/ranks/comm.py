@@ -203,7 +203,7 @@ def communicate(
 
     Returns:
         The received tensor. An activation requires grad: it is a leaf, in whose `.grad` a backward leaves the
-        gradient. None for a send, and where there is no neighbor: before the first rank and after the last one.
+        gradient. None for a send, and for the neighbor that the first and the last rank do not have.
 
     Raises:
         SettingError: the operation is unknown, or it lacks the tensor or the shape that it needs.
