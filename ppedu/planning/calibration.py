@@ -13,11 +13,12 @@ from ppedu.planning.presets import machine_named
 
 CLOSE = 1e-4  # of the time, relative
 ATTEMPTS = 10
+DEPENDS = 0.5  # the least change of the time that a change of the speed brings, both relative
 FASTEST, SLOWEST = 1e-3, 1e4  # times the machine's own slowness
 
 
 def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> Machine:
-    """Return the machine with the achieved FLOP/s at which `plan` gives a run the speed that was measured.
+    """Return the machine with the speeds at which `plan` gives a run the speed that was measured.
 
         h100 = pp.calibrate(
             "h100", 64 * 1664, model="llama-3-70b", ranks=8, microbatches=128, sequence=8192, tensor=4, replicas=2,
@@ -25,8 +26,8 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         )
         pp.plan("llama-3-70b", h100, ranks=16, …)
 
-    One number corrects matrices and attention together. Links and memory stay as they are. Of published runs, others on
-    the same GPU in the same format are then within 10% in nine of ten cases (docs/published.md).
+    One number corrects matrices, attention and the memory's bandwidth together. Links stay as they are. Of published
+    runs, others on the same GPU in the same format are then within 10% in nine of ten cases (docs/published.md).
 
     Args:
         tokens_per_second: Of all replicas of the run.
@@ -34,7 +35,8 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
             Otherwise, the choice that is best at the machine's own speed is taken; at another speed, another may be.
 
     Raises:
-        SettingError: As in `plan`; or no speed explains the number: links, memory and optimizer alone take longer.
+        SettingError: As in `plan`; or no speed explains the number: links alone take longer; or the time of the run
+            says little about the speed of its GPUs.
     """
     require_amount("tokens_per_second", tokens_per_second, "tokens of all replicas per second, such as 100e3", 1e-9)
     tokens_per_second = float(tokens_per_second)
@@ -73,12 +75,18 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
             )
         if slowness < FASTEST:
             raise SettingError(
-                f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links, memory and optimizer alone "
-                f"take longer; at the machine's own speed, the plan has {1 / seconds(1.0):,.0f}"
+                f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links alone take longer; "
+                f"at the machine's own speed, the plan has {1 / seconds(1.0):,.0f}"
             )
         time = seconds(slowness)
         if abs(time / wanted - 1) < CLOSE:
             break
+    if slope * slowness < DEPENDS * time:
+        raise SettingError(
+            f"this run says little about the speed of its GPUs: if they were 10% slower, it would take only "
+            f"{0.1 * slope * slowness / time:.1%} longer, for it waits for links or for the host; take a run that computes "
+            "most of the time"
+        )
     if now.peak and now.flops > now.peak * slowness:
         raise SettingError(
             f"{tokens_per_second:,.0f} tokens/s would need {now.flops / slowness / 1e12:,.0f} TFLOP/s of each GPU, "
@@ -89,5 +97,5 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
 
 def _scaled(machine: Machine, factor: float) -> Machine:
     assert machine.flops
-    attention = None if machine.attention is None else machine.attention * factor
-    return replace(machine, flops=machine.flops * factor, attention=attention)
+    known = {name: getattr(machine, name) for name in ("flops", "attention", "memory_bandwidth")}
+    return replace(machine, **{name: speed * factor for name, speed in known.items() if speed is not None})

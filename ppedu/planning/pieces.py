@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
 FLOP = "FLOP"
-PRECISIONS = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
 # Seconds in which a host starts the kernels of the F, I and W of a layer with experts, one by one. In published runs on
 # H100s and B200s whose GPUs would be faster (tests/published), F and B of such a layer take 9 to 12 ms together.
 STARTED = 3.2e-3, 4.3e-3, 2e-3
-# Of an input of a matrix; in NVFP4, 16 numbers of half a byte have a scale of one byte.
-INPUT_BYTES = {"fp8": 1, "nvfp4": 0.5625}
+# Bytes of a number in each format of the matrices. Among 32 numbers in MXFP8, and 16 in NVFP4, one byte is their scale.
+INPUT_BYTES = {"bf16": 2, "fp8": 1, "mxfp8": 1.03125, "nvfp4": 0.5625}
+# How tokens come to their experts: a copy for each expert, or one for each GPU or node.
+DISPATCHERS = "deepep", "alltoall"
 TIMES = ("forward", "backward", "input", "weight")  # of a piece
 MOST_LAYERS = 10_000
 MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
@@ -37,7 +38,7 @@ class Work(NamedTuple):
         moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
         exchanged: Bytes that the GPU sends to those that split the piece with it. passed: Those that it sends to GPUs
             with other parts of the sequence. routed: Those of its tokens, sent to one expert each, and of their
-            results.
+            results. operands: Those of the matrices, and of the numbers that they are multiplied with and give.
     """
 
     matrices: Number = 0
@@ -47,6 +48,7 @@ class Work(NamedTuple):
     short: Number = 0
     passed: Number = 0
     routed: Number = 0
+    operands: Number = 0
 
     @property
     def flops(self) -> Number:
@@ -110,12 +112,13 @@ class Pieces:
         tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all
             of a piece's weights. Times, weights, activations and messages are those of one GPU; `tokens` and `flops`
             are those of all.
-        precision: Of the layers' matrices: "bf16", "fp8" or "nvfp4". implementation: Of
+        precision: Of the layers' matrices: "bf16", "fp8", "mxfp8" or "nvfp4". implementation: Of
             `ppedu.planning.implementations`.
         recompute: The part of each layer that its backward computes again: "none", "selective" or "full". restored: Its
             bytes, of one layer at a time.
         expert: GPUs, of all that hold a stage, among which its experts are divided. visited: The experts of a layer
             that a token visits. overlap: Whether tokens are on their way to experts while another microbatch computes.
+            dispatcher: How they come there: "deepep" or "alltoall".
         shard_vocabulary: Whether the embedding and the head are divided among the ranks.
         graphs: Whether CUDA graphs start the kernels of layers with experts.
 
@@ -140,6 +143,7 @@ class Pieces:
     expert: int = 1
     visited: int = 0
     overlap: bool = False
+    dispatcher: str = DISPATCHERS[0]
     shard_vocabulary: bool = False
     graphs: bool = False
     expert_bytes: tuple[Number, Number, Number] | None = None
@@ -152,7 +156,8 @@ class Pieces:
         require_count("tensor", self.tensor, most=MOST)
         require_count("context", self.context, most=MOST)
         require_count("expert", self.expert, most=MOST)
-        require_precision(self.precision)
+        require_name("precision", self.precision, INPUT_BYTES)
+        require_name("dispatcher", self.dispatcher, DISPATCHERS)
         implementation_named(self.implementation)
         require_amount("restored", self.restored, "bytes of at least 0")
         if self.tokens is not None:
@@ -269,11 +274,10 @@ def require_unit(unit: Any) -> None:
         raise SettingError(f'unit must be "s", "ms" or "us"; got {unit!r}')
 
 
-def require_precision(precision: Any) -> str:
-    """Return the name of a format of matrices, "mxfp8" as "fp8"; raise SettingError if it is unknown."""
-    if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise SettingError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}; got {shown(precision)}")
-    return PRECISIONS[precision]
+def require_name(name: str, given: Any, known: Iterable[str]) -> None:
+    """Raise SettingError unless `given` is one of the known values of an argument."""
+    if not isinstance(given, str) or given not in known:
+        raise SettingError(f"{name} must be one of {', '.join(map(repr, known))}; got {shown(given)}")
 
 
 def per_weight(given: Any) -> tuple[Number, Number, Number]:

@@ -20,7 +20,7 @@ from ppedu.planning.layout import cuts_of
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.partition import Cuts, Cutting
-from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amount, require_precision
+from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amount
 from ppedu.planning.plan import Plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.planning.reasons import explained, shortage
@@ -218,8 +218,6 @@ def _pieces(
         return model.pieces(sequence, batch, **split).timed(machine)
     if "bytes_per_weight" in split:
         model = replace(model, bytes_per_weight=per_weight(split["bytes_per_weight"]))
-    if "precision" in split:
-        split = split | {"precision": require_precision(split["precision"])}
     for name, value in split.items():
         if name in ("sequence_parallel", "element"):
             raise SettingError(f"{name} is for models by sizes; leave it out: pieces are those of one value")

@@ -10,12 +10,13 @@ from ppedu.core.numeric import Number, plural
 from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.implementations import implementation_named
 from ppedu.planning.layout import PREDICTION
-from ppedu.planning.pieces import FLOP, INPUT_BYTES, MOST, Piece, Pieces, Work, per_weight, require_precision
+from ppedu.planning.pieces import DISPATCHERS, FLOP, INPUT_BYTES, MOST, Piece, Pieces, Work, per_weight, require_name
 
 if TYPE_CHECKING:
     from ppedu.planning.model import Model
 
 Works = tuple[Work, Work, Work]  # of F, I and W
+FP32 = 4  # bytes
 
 
 def pieces_of(
@@ -32,6 +33,7 @@ def pieces_of(
     context: int = 1,
     expert: int = 1,
     overlap: bool = False,
+    dispatcher: str = DISPATCHERS[0],
     shard_vocabulary: bool = False,
     graphs: bool = False,
 ) -> Pieces:
@@ -47,13 +49,15 @@ def pieces_of(
         bytes_per_weight: By default those of the implementation.
         element: Bytes of a number.
         implementation: Of `ppedu.planning.implementations`.
-        precision: Of the layers' matrices: "bf16"; "fp8" (or "mxfp8") or "nvfp4", in which their inputs are kept, too.
+        precision: Of the layers' matrices: "bf16", "fp8", "mxfp8" or "nvfp4". Their inputs are kept in it, too.
         context: Groups of `tensor` GPUs that split each sequence. A GPU has 1 / `context` of all but the weights.
             In each layer, it gets the others' keys and values; in I, it also sends their gradients.
         expert: GPUs, of all that hold a stage, among which each layer's experts are divided: every GPU has whole
             experts, and tokens are sent to them. With 1, each tensor group has all experts and splits each of them.
         overlap: What is sent to experts and back is on its way while another microbatch computes, so that F and I take
             as long as the longer of the two (arXiv 2412.19437, section 3.2.1).
+        dispatcher: With "alltoall", a token is sent once for each of its experts; with "deepep", once to each GPU, or to
+            each node if experts are on several.
         shard_vocabulary: Every rank has an equal part of the embedding and of the head, and works on it with the
             others (arXiv 2411.05288). It is counted in equal parts with the layers.
         graphs: CUDA graphs start the kernels of layers with experts. Without, the host starts one after the other, and
@@ -66,7 +70,8 @@ def pieces_of(
     model.require_split(recompute, tensor)
     require_count("element", element, most=MOST)
     require_count("context", context, most=sequence)
-    precision = require_precision(precision)
+    require_name("precision", precision, INPUT_BYTES)
+    require_name("dispatcher", dispatcher, DISPATCHERS)
     for name, flag in (("overlap", overlap), ("shard_vocabulary", shard_vocabulary), ("graphs", graphs)):
         require_instance(name, flag, bool, "True or False")
     if max(model.experts, 1) % require_count("expert", expert, most=MOST):
@@ -75,7 +80,7 @@ def pieces_of(
     parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
     require_instance("sequence_parallel", parallel, bool, "True, False or None")
     kept_by = implementation_named(implementation)
-    inputs = element if precision == "bf16" else INPUT_BYTES[precision]
+    inputs = _input_bytes(precision, element)
     tokens, part = batch * sequence, batch / context
 
     def layer_of(sized: Model) -> tuple[Piece, Number]:
@@ -126,6 +131,7 @@ def pieces_of(
         expert=expert,
         visited=model.active,
         overlap=overlap,
+        dispatcher=dispatcher,
         shard_vocabulary=shard_vocabulary,
         graphs=graphs,
     )
@@ -144,8 +150,8 @@ def layer_work(
     """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
 
     The FLOPs are those of `Model.layer_flops`. Between the matrices, F and I each read and write the inputs and outputs
-    of two norms and two additions, of the rotation of queries and keys, and of the activation function. Without
-    `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input, and
+    of two norms and two additions, of the rotation of queries and keys, and of the activation function. All three read
+    the matrices, and what these multiply, for every microbatch: few tokens use a GPU worse than many. Without `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input, and
     scatter and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each sends its
     tokens to their experts and gets the results; an expert that every token visits is split all the same.
     """
@@ -167,11 +173,24 @@ def layer_work(
     uneven = 2 * tokens * model.active * float(model.imbalance - 1) * model.perceptron
     matrices = (batch * flops[2] + uneven) / tensor  # W has the matrices alone
     long, short = (matrices, 0) if precision == "bf16" else (0, matrices)
+    weights = (model.layer_parameters - model.expert_parameters) / tensor
+    weights += model.expert_parameters / (expert if expert > 1 else tensor)
+    times = visits if model.experts else 1  # that a token goes through a perceptron
+    inner = model.attention.kept + model.attention.fed + times * (model.ffn or 0) * (3 if model.gated else 2)
+    numbers = tokens * (2 * width * (1 + times) + inner / tensor)  # about as many come into matrices as out of them
+    size = _input_bytes(precision, element)
+    read = numbers * (size + element) / 2 + weights * size
+    added = numbers * size + weights * 2 * FP32  # W reads the sum of the gradients, and writes it
     return (
-        Work(long, scored, moved, exchanged, short, routed=routed),
-        Work(long, 2 * scored, moved, exchanged, short, routed=routed),
-        Work(long, short=short),
+        Work(long, scored, moved, exchanged, short, routed=routed, operands=read),
+        Work(long, 2 * scored, moved, exchanged, short, routed=routed, operands=read),
+        Work(long, short=short, operands=added),
     )
+
+
+def _input_bytes(precision: str, element: int) -> Number:
+    """Return the bytes of a number that goes into a matrix of the layers, if others have `element` bytes."""
+    return element if precision == "bf16" else INPUT_BYTES[precision]
 
 
 def head_work(model: Model, sequence: int, batch: int = 1, tensor: int = 1, element: int = 2) -> Works:
@@ -185,8 +204,14 @@ def head_work(model: Model, sequence: int, batch: int = 1, tensor: int = 1, elem
     logits = tokens * model.vocabulary / tensor
     exchanged = element * tokens * model.width * (tensor - 1) / tensor
     norm = 2 * element * tokens * model.width
-    forward = Work(matrices, 0, norm + logits * (2 * element + 18), exchanged)
-    return forward, Work(matrices, 0, norm + logits * (4 + 2 * element), exchanged), Work(matrices)
+    weights = model.width * model.vocabulary / tensor
+    numbers = tokens * model.width + logits
+    read, added = element * (numbers + weights), element * numbers + 2 * FP32 * weights
+    return (
+        Work(matrices, 0, norm + logits * (2 * element + 18), exchanged, operands=read),
+        Work(matrices, 0, norm + logits * (4 + 2 * element), exchanged, operands=read),
+        Work(matrices, operands=added),
+    )
 
 
 def _again(

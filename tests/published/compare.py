@@ -237,10 +237,13 @@ def bridge(row: Row) -> dict[str, object]:
         options["partition"] = [(model.layers + 2) // stages] * stages
     if model.experts:
         options |= {"expert": number(row, "expert"), "overlap": chunks > 1}
+        if model.active == 8 and row["model"].startswith("Qwen") and row["gpu"] in ("H100", "B200"):
+            options["dispatcher"] = "alltoall"
         options["graphs"] = row["gpu"].startswith("GB") or row["model"] == "DeepSeekV3"
     if model.key_rank:
         model = replace(model, predictions=1)
-        options |= {"bytes_per_weight": (2, 2, 8), "partition": LAYOUTS[stages], "recompute": "selective"}
+        options |= {"bytes_per_weight": (2, 2, 8), "partition": LAYOUTS[stages]}
+        options["recompute"] = "none" if row["gpu"] == "GB300" else "selective"
     return asked(row, model, number(row, "micro_batch"), chunks, **options)
 
 
@@ -278,6 +281,7 @@ def experts() -> Iterator[Cell]:
         options = {
             "expert": number(row, "expert"),
             "overlap": row["exchange_overlapped"] == "1",
+            "dispatcher": "alltoall" if row["dispatcher"] == "all-to-all" else "deepep",
             "recompute": "full" if row["recompute"] == "full" else False,
             "partition": [(model.layers + 2) // stages] * stages,
         }
@@ -360,7 +364,10 @@ def corrected() -> Iterator[tuple[str, float]]:
     for group, members in ((group, [*members]) for group, members in groupby(ordered, key=lambda run: run.group)):
         for one in members:
             others = [other for other in members if other is not one]
-            machine = pp.calibrate(one.machine, one.speed, **one.question) if others else one.machine
+            try:
+                machine = pp.calibrate(one.machine, one.speed, **one.question)
+            except pp.SettingError:  # it says little about the speed of the GPUs
+                continue
             for other in others:
                 found = pp.plan(machine=machine, **other.question).best.tokens_per_second or 0
                 yield group, found / other.speed - 1
