@@ -172,6 +172,8 @@ CALLS = {
         2,
         1,
         True,
+        "deepep",
+        True,
         True,
         True,
     ),

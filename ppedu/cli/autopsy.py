@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
 
 from ppedu.core import PipelineError, SettingError
 from ppedu.core.files import named, require_writable
+from ppedu.core.tables import bar
 from ppedu.zoo.registry import require_registered
-
-BAR = 30  # characters
 
 
 def autopsy(options: Namespace) -> int:
@@ -47,14 +45,3 @@ def require_page(path: str | None) -> None:
         require_writable(path)
         if named(path).suffix.lower() != ".html":
             raise SettingError(f"--html writes a page; end its name in .html; got {path!r}")
-
-
-def bar(doing: str) -> Callable[[float], None]:
-    """Return a function that draws a progress bar."""
-
-    def draw(part: float) -> None:
-        done = round(BAR * part)
-        end = "\r\033[K" if part >= 1 else ""
-        print(f"\r{doing} [{'#' * done}{' ' * (BAR - done)}] {part:4.0%}{end}", end="", file=sys.stderr, flush=True)
-
-    return draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from ppedu.cli.autopsy import bar, require_page
+from ppedu.cli.autopsy import require_page
 from ppedu.core import SettingError
 from ppedu.core.export import to_torch
 from ppedu.core.files import named, require_writable
@@ -23,12 +23,7 @@ def plan(options: Namespace) -> int:
         raise SettingError("--save, --torch and --html write different things; give each a file of its own")
     require_page(options.html)
     question = read(options.question)
-    if sys.stderr.isatty():
-        draw = bar("searching")
-        found = plan(**question, progress=lambda what, part: draw(part))
-        draw(1)
-    else:
-        found = plan(**question)
+    found = plan(**question, progress=sys.stderr.isatty())
     print(found)
     if options.save:
         found.best.save(options.save)

@@ -1,13 +1,21 @@
-"""Tables as text and as HTML."""
+"""Tables as text and as HTML, and how far something is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from textwrap import wrap
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.validate import shown
+
+Progress = Callable[[str, float], None]  # of a task and the part of it that is done
 
 LINE = 100  # characters that fit on a narrow page
 HEAD = 10  # characters of a cell of the head, where lines are too long otherwise
+BAR = 30  # characters
 NUMBER = "+-0123456789"  # begin a cell of HTML that stays on one line, as names in the first column do
 
 
@@ -62,3 +70,30 @@ def in_html(rows: Iterable[Sequence[str]], caption: str = "") -> str:
     lines = "".join(line("td", row) for row in body)
     table = f"<table>{above}<thead>{line('th', head)}</thead><tbody>{lines}</tbody></table>"
     return f'<div style="overflow-x: auto;">{table}</div>'
+
+
+def bar(doing: str) -> Callable[[float], None]:
+    """Return a function that draws how large a part is done, as a bar on the standard error output."""
+
+    def draw(part: float) -> None:
+        done = round(BAR * part)
+        end = "\r\033[K" if part >= 1 else ""
+        print(f"\r{doing} [{'#' * done}{' ' * (BAR - done)}] {part:4.0%}{end}", end="", file=sys.stderr, flush=True)
+
+    return draw
+
+
+def reporter(progress: Any) -> Progress:
+    """Return a function to call with what is being done and the part that is done: the given one; True draws a bar.
+
+    Raises:
+        SettingError: `progress` is neither a function, nor True, False or None.
+    """
+    if progress is True:
+        draw = bar("searching")
+        return lambda what, part: draw(part)
+    if progress is None or progress is False:
+        return lambda what, part: None
+    if not callable(progress):
+        raise SettingError(f"progress must be True or a function of a name and a number; got {shown(progress)}")
+    return progress

@@ -13,13 +13,13 @@ from typing import Any
 
 from ppedu.core import PipelineError, SettingError
 from ppedu.core.numeric import plural
-from ppedu.core.tables import LINE, in_html, in_text
-from ppedu.core.validate import require_count, shown
+from ppedu.core.tables import LINE, Progress, in_html, in_text, reporter
+from ppedu.core.validate import require_count
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import MOST, require_amount
 from ppedu.planning.plan import GB, Plan
-from ppedu.planning.planner import MOST_RANKS, Progress, plan
+from ppedu.planning.planner import MOST_RANKS, plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.zoo import schedule as registered
 
@@ -115,7 +115,7 @@ def divide(
     ranks: int | Iterable[int] | None = None,
     microbatch: int | Iterable[int] = (1, 2, 4),
     seconds: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> Divisions:
     """Return the ways to divide GPUs among tensor groups, sequence parts, experts, ranks and replicas, fastest first.
@@ -135,7 +135,7 @@ def divide(
         ranks: Of the pipeline, likewise; by default all that leave a whole number of replicas.
         microbatch: Sequences of a microbatch, likewise.
         seconds: To search for at most.
-        progress: As in `plan`.
+        progress: As in `plan`: True draws a bar.
         options: The other arguments of `plan`.
 
     Raises:
@@ -150,8 +150,7 @@ def divide(
         raise SettingError(
             f"divide finds {own[0]} itself; narrow it by gpus, batch, tensor, context, expert, ranks, microbatch"
         )
-    if progress is not None and not callable(progress):
-        raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
+    report = reporter(progress)
     powers = [1 << power for power in range((machine.node or 1).bit_length())]
     given = {
         "tensor": _several("tensor", powers if tensor is None else tensor),
@@ -190,7 +189,7 @@ def divide(
             raise KeyboardInterrupt
         return Division(way["tensor"], way["context"], way["expert"], way["replicas"], way["batch"], answer)
 
-    schedules, report = options.get("schedules"), progress or (lambda what, part: None)
+    schedules = options.get("schedules")
     found: list[tuple[Division, dict[str, int]]] = []
     problems: list[SettingError] = []
     interrupted = False
@@ -219,6 +218,8 @@ def divide(
         if not found:
             raise SettingError("the search was interrupted before it found anything") from None
         interrupted = True
+    finally:
+        report("done", 1)
     rows = tuple(division for division, _ in sorted(found, key=_slowness))
     return Divisions(rows, len(problems), interrupted)
 

@@ -119,6 +119,7 @@ class Pieces:
         expert: GPUs, of all that hold a stage, among which its experts are divided. visited: The experts of a layer
             that a token visits. overlap: Whether tokens are on their way to experts while another microbatch computes.
             dispatcher: How they come there: "deepep" or "alltoall".
+        tensor_overlap: Whether the GPUs that split the pieces multiply matrices while they exchange.
         shard_vocabulary: Whether the embedding and the head are divided among the ranks.
         graphs: Whether CUDA graphs start the kernels of layers with experts.
 
@@ -144,6 +145,7 @@ class Pieces:
     visited: int = 0
     overlap: bool = False
     dispatcher: str = DISPATCHERS[0]
+    tensor_overlap: bool = False
     shard_vocabulary: bool = False
     graphs: bool = False
     expert_bytes: tuple[Number, Number, Number] | None = None

@@ -179,6 +179,8 @@ class Plan:
             said.append("ranks do not compute while they send and receive")
         if not self.job.barrier:
             said.append("a step begins without waiting for all ranks")
+        if pieces.flops and (spread := self.job.machine.spread):
+            said.append(f"nine in ten runs like this take up to {float(spread):.0%} more or less than their plan")
         return "; ".join(said)
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
@@ -13,6 +13,7 @@ from typing import Any
 
 from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import Number, plural, pretty
+from ppedu.core.tables import Progress, reporter
 from ppedu.core.validate import require_count, require_instance, shown
 from ppedu.planning.choice import Choice, Workload
 from ppedu.planning.implementations import implementation_named
@@ -38,7 +39,6 @@ ALIKE = 0.005  # times that differ by less are alike: the one with less memory i
 FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
 # How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
 SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch")]
-Progress = Callable[[str, float], None]
 
 
 def plan(
@@ -57,7 +57,7 @@ def plan(
     blocking: bool = False,
     barrier: bool = True,
     seconds: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **split: Any,
 ) -> Plan:
     """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
@@ -87,7 +87,8 @@ def plan(
             validated afterwards (arXiv 2401.10241, section 4; `pp.run.PostValidation`). A step then takes as long as
             its longest rank.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
-        progress: Is called with the schedule that is tried, and with the part of the search that is done.
+        progress: True draws a bar. A function is called with the schedule that is tried, and with the part of the
+            search that is done.
         split: How a model by sizes is split and kept: the other arguments of `Model.pieces`, such as `tensor`,
             `context`, `expert`, `precision` and `implementation`. A rank of the pipeline is `tensor` · `context` GPUs;
             memory, FLOPs and messages are those of one. Pieces know theirs: another value than that is refused, except
@@ -98,8 +99,7 @@ def plan(
     """
     model, machine = model_named(model), machine_named(machine)
     ranks, replicas = require_count("ranks", ranks, most=MOST_RANKS), require_count("replicas", replicas, most=MOST)
-    if progress is not None and not callable(progress):
-        raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
+    report = reporter(progress)
     if recompute is not None:
         require_instance("recompute", recompute, bool | str, 'True, False, "none", "selective", "full" or None')
     until = math.inf
@@ -134,9 +134,11 @@ def plan(
     tried = [job.cutting(each, recompute is True, until) for each in candidates]
     interrupted = False
     try:
-        _search(job, tried, recompute is None, cuts, progress or (lambda what, part: None))
+        _search(job, tried, recompute is None, cuts, report)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        report("done", 1)
     found = [(each, job.choice(each)) for each in tried if each.best]
     if not found:
         raise SettingError("the search was interrupted before it found anything")

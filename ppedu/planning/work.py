@@ -34,6 +34,7 @@ def pieces_of(
     expert: int = 1,
     overlap: bool = False,
     dispatcher: str = DISPATCHERS[0],
+    tensor_overlap: bool = False,
     shard_vocabulary: bool = False,
     graphs: bool = False,
 ) -> Pieces:
@@ -56,8 +57,10 @@ def pieces_of(
             experts, and tokens are sent to them. With 1, each tensor group has all experts and splits each of them.
         overlap: What is sent to experts and back is on its way while another microbatch computes, so that F and I take
             as long as the longer of the two (arXiv 2412.19437, section 3.2.1).
-        dispatcher: With "alltoall", a token is sent once for each of its experts; with "deepep", once to each GPU, or to
-            each node if experts are on several.
+        dispatcher: With "alltoall", a token is sent once for each of its experts; with "deepep", once to each GPU, or
+            to each node if experts are on several.
+        tensor_overlap: The GPUs of a tensor group multiply matrices in parts, and exchange those that are ready
+            meanwhile (Megatron-LM's --tp-comm-overlap): half of the exchange takes no time.
         shard_vocabulary: Every rank has an equal part of the embedding and of the head, and works on it with the
             others (arXiv 2411.05288). It is counted in equal parts with the layers.
         graphs: CUDA graphs start the kernels of layers with experts. Without, the host starts one after the other, and
@@ -72,7 +75,8 @@ def pieces_of(
     require_count("context", context, most=sequence)
     require_name("precision", precision, INPUT_BYTES)
     require_name("dispatcher", dispatcher, DISPATCHERS)
-    for name, flag in (("overlap", overlap), ("shard_vocabulary", shard_vocabulary), ("graphs", graphs)):
+    flags = {"overlap": overlap, "tensor_overlap": tensor_overlap, "graphs": graphs}
+    for name, flag in (flags | {"shard_vocabulary": shard_vocabulary}).items():
         require_instance(name, flag, bool, "True or False")
     if max(model.experts, 1) % require_count("expert", expert, most=MOST):
         has = f"the {plural(model.experts, 'expert')} of a layer" if model.experts else "1: the model has no experts"
@@ -132,6 +136,7 @@ def pieces_of(
         visited=model.active,
         overlap=overlap,
         dispatcher=dispatcher,
+        tensor_overlap=tensor_overlap,
         shard_vocabulary=shard_vocabulary,
         graphs=graphs,
     )
@@ -151,9 +156,10 @@ def layer_work(
 
     The FLOPs are those of `Model.layer_flops`. Between the matrices, F and I each read and write the inputs and outputs
     of two norms and two additions, of the rotation of queries and keys, and of the activation function. All three read
-    the matrices, and what these multiply, for every microbatch: few tokens use a GPU worse than many. Without `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input, and
-    scatter and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each sends its
-    tokens to their experts and gets the results; an expert that every token visits is split all the same.
+    the matrices, and what these multiply, for every microbatch: few tokens use a GPU worse than many. Without `flash`,
+    the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input, and scatter
+    and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each sends its tokens to
+    their experts and gets the results; an expert that every token visits is split all the same.
     """
     width, tokens = model.width, sequence * batch
     flops = model.layer_flops(sequence)
@@ -189,7 +195,7 @@ def layer_work(
 
 
 def _input_bytes(precision: str, element: int) -> Number:
-    """Return the bytes of a number that goes into a matrix of the layers, if others have `element` bytes."""
+    """Return the bytes of a number in the inputs and weights of a layer. Everything else has `element` bytes."""
     return element if precision == "bf16" else INPUT_BYTES[precision]
 
 

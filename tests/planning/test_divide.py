@@ -42,7 +42,13 @@ def test_a_table_lists_the_divisions():
     assert found._repr_html_().count("<tr>") == len(found.rows) + 1
     told = []
     pp.divide("gpt2", "h100", 4, 8, 512, tensor=1, schedules=["1f1b"], progress=lambda what, part: told.append(part))
-    assert told == sorted(told) and told[0] == 0 and told[-1] < 1
+    assert told == sorted(told) and told[0] == 0 and told[-1] == 1
+
+
+def test_a_bar_is_drawn(capsys):
+    pp.divide("gpt2", "h100", 4, 8, 512, tensor=1, schedules=["1f1b"], progress=True)
+    drawn = capsys.readouterr().err
+    assert "\rsearching [###############               ]  50%" in drawn and drawn.endswith("100%\r\033[K")
 
 
 def test_divisions_that_do_not_fit_are_counted():
@@ -85,7 +91,7 @@ def test_a_search_can_be_ended(monkeypatch):
         ),
         ({"replicas": 2}, "divide finds replicas itself"),
         ({"microbatches": 4}, "divide finds microbatches itself"),
-        ({"progress": 3}, "progress must be a function"),
+        ({"progress": 3}, "progress must be True or a function"),
         ({"ranks": [0]}, "ranks must be at least 1"),
         ({"model": pp.Model.measured([1, 2, 1])}, "divide needs a model by sizes"),
         ({"tensor": 0}, "tensor must be at least 1; got 0"),

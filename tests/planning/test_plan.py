@@ -313,7 +313,7 @@ def test_bytes_of_a_weight_can_be_given_for_every_model():
 
 
 def test_findings_name_slow_messages_and_a_torn_tensor():
-    slow = replace(MACHINES["h100"], latency=1, node=4, near_latency=1, unit="ms")
+    slow = replace(MACHINES["h100"], latency=5, node=4, near_latency=5, unit="ms")
     found = pp.plan("gpt2", slow, 4, 8, sequence=1024, schedules=["1f1b"], tensor=6).findings
     assert re.fullmatch(r"of the \d+\.\d% bubble, \d+\.\d points are messages: .*", found[0])
     assert "the 6 GPUs that split a stage are in several nodes of 4" in found[1]
@@ -591,9 +591,12 @@ def test_libraries_keep_different_bytes():
     assert found["megatron"] == [2, 4, 12 / 4]
     assert found["torchtitan"] == [4, 4 / 4, 8 / 4]
     assert found["pytorch"] == [4, 4, 8]
-    assert found["megatron says"].endswith("the GPUs that hold the same stage share the optimizer (ZeRO 1)")
-    assert found["torchtitan says"].endswith("share gradients and optimizer (ZeRO 2)")
-    assert found["pytorch says"] == "bytes of a weight: 4, its gradient 4, the optimizer 8"
+    assert "; the GPUs that hold the same stage share the optimizer (ZeRO 1);" in found["megatron says"]
+    assert "share gradients and optimizer (ZeRO 2);" in found["torchtitan says"]
+    says = (
+        "bytes of a weight: 4, its gradient 4, the optimizer 8; nine in ten runs like this take up to 12% more or less "
+    )
+    assert found["pytorch says"].startswith(says)
 
 
 def test_layers_can_be_recomputed():
@@ -651,7 +654,7 @@ def test_what_would_be_ignored_is_refused():
         (lambda: pp.Model.measured([1, 2], weights=[1.5, 2]), "weights must be whole numbers; got 1.5"),
         (lambda: pp.Model.measured(b"ab"), "forward must be a list"),
         (lambda: pp.plan(EIGHT_BILLION, MACHINE, 2, 4, schedules=[]), r"must be a list of names.*; got \[\]"),
-        (lambda: pp.plan(EIGHT_BILLION, MACHINE, 2, 4, progress=1), "progress must be a function"),
+        (lambda: pp.plan(EIGHT_BILLION, MACHINE, 2, 4, progress=1), "progress must be True or a function"),
     ]:
         with pytest.raises(pp.SettingError, match=match):
             call()

@@ -189,6 +189,7 @@ MACHINE = {
     "unit": ('"s"', '"ms"'),
     "fp8": ("2", "3"),
     "nvfp4": ("4", "6"),
+    "spread": ("0.1", "0.2"),
 }
 PLAN = {
     "ranks": ("2", "1"),
@@ -211,6 +212,8 @@ SPLIT = {  # only for a model with sizes, [plan] says how GPUs split it and what
     "overlap": ("false", "true"),
     "shard_vocabulary": ("false", "true"),
     "graphs": ("false", "true"),
+    "dispatcher": ('"deepep"', '"alltoall"'),
+    "tensor_overlap": ("false", "true"),
     "element": ("2", "4"),
     "bytes_per_weight": ("16", "18"),
     "implementation": ('"megatron"', '"pytorch"'),

@@ -4,7 +4,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.planning.pieces import per_weight
-from ppedu.planning.presets import MODELS
+from ppedu.planning.presets import MACHINES, MODELS
 
 # The numbers of parameters in the published checkpoints.
 PUBLISHED = {
@@ -84,6 +84,39 @@ def test_mixture_of_experts_counts_visited_experts_only():
     router = 2 * 8 * 4096 * 2048
     perceptron = 2 * 3 * 4096 * 14336 * 2048
     assert sparse.layer_flops(2048)[0] - dense.layer_flops(2048)[0] == router + perceptron
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_matrices_and_what_they_multiply_are_read(tensor):
+    """Bytes of each matrix of a layer, its inputs and its outputs: in W also the gradients in fp32."""
+    width, ffn, heads, keys, tokens = 64, 96, 8, 4, 80
+    model = pp.Model(2, width, heads, 100, kv_heads=keys, ffn=ffn)
+    size = width // heads
+    # into a layer's matrices, each as the numbers of a token that one GPU has: the input, the output
+    split_outputs = [(width, (heads + 2 * keys) * size / tensor), (width, 2 * ffn / tensor)]
+    split_inputs = [(heads * size / tensor, width), (ffn / tensor, width)]
+    matrices = split_outputs + split_inputs
+    weights = sum(each * other for each, other in matrices)
+    numbers = tokens * sum(each + other for each, other in matrices)
+    read, also_read, added = (work.operands for work in model.pieces(20, 4, tensor=tensor).pieces[1].work)
+    assert read == also_read == pytest.approx(2 * (numbers + weights), rel=0.02)  # and norms
+    assert added == pytest.approx(2 * numbers + 8 * weights, rel=0.02)
+    eights = model.pieces(20, 4, tensor=tensor, precision="fp8").pieces[1].work[0].operands
+    assert eights == pytest.approx(1.5 * numbers + weights, rel=0.02)
+
+
+def test_few_tokens_use_a_gpu_worse_than_many():
+    few, many = (MODELS["llama-3-8b"].pieces(tokens).timed(MACHINES["h100"]).pieces[1] for tokens in (512, 8192))
+    assert 16 * few.weight > 1.2 * many.weight
+
+
+def test_half_of_an_exchange_is_hidden():
+    machine = pp.Machine(80e9, flops=1e15, bandwidth=1e9)
+    shown, hidden = (
+        MODELS["llama-3-8b"].pieces(512, tensor=4, tensor_overlap=overlap).timed(machine).pieces[1].forward
+        for overlap in (False, True)
+    )
+    assert shown - hidden == pytest.approx(4 * 2 * 512 * 4096 * 3 / 4 / (0.75 * 1e9) / 2)
 
 
 def test_sizes_that_are_not_possible():

@@ -184,7 +184,8 @@ def core() -> Iterator[Cell]:
                 if number(row, "global_batch") // number(row, "replicas") % (microbatch * (ranks if chunks > 1 else 1)):
                     continue
                 try:
-                    best = pp.plan(machine="h100", **asked(row, model, microbatch, chunks)).best
+                    question = asked(row, model, microbatch, chunks, tensor_overlap=True)
+                    best = pp.plan(machine="h100", **question).best
                 except pp.SettingError:  # it does not fit
                     continue
                 found.append(float(best.whole))
@@ -226,7 +227,8 @@ def bridge(row: Row) -> dict[str, object]:
     Where no layout is published, the embedding and the head each take the place of a layer, as in its recipes for Llama
     3 405B and Qwen3 235B. Experts are exchanged beside the computation where a rank has several chunks. Gradients are
     in bf16 (`grad_reduce_in_fp32=False`), and so are the moments of DeepSeek-V3's optimizer. It makes the queries, keys
-    and values of its latent attention again, as most of its recipes do.
+    and values of its latent attention again, but not on GB300s. Qwen3 sends its tokens by all-to-all on H100s and
+    B200s. Llama 3 overlaps the exchange of its tensor groups, but not in NVFP4.
     """
     model = MODELS[BRIDGE[row["model"]]]
     chunks, precision = number(row, "chunks"), row["precision"].lower()
@@ -235,9 +237,12 @@ def bridge(row: Row) -> dict[str, object]:
     stages = number(row, "pipeline") * chunks
     if (model.layers + 2) % stages == 0:
         options["partition"] = [(model.layers + 2) // stages] * stages
+    elif row["model"] == "LLAMA3_70B" and stages == 40:
+        options["partition"] = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
+    options["tensor_overlap"] = not model.experts and precision != "nvfp4"
     if model.experts:
         options |= {"expert": number(row, "expert"), "overlap": chunks > 1}
-        if model.active == 8 and row["model"].startswith("Qwen") and row["gpu"] in ("H100", "B200"):
+        if row["model"].startswith("Qwen") and row["gpu"] in ("H100", "B200"):
             options["dispatcher"] = "alltoall"
         options["graphs"] = row["gpu"].startswith("GB") or row["model"] == "DeepSeekV3"
     if model.key_rank:
@@ -263,14 +268,13 @@ def _tokens(source: str, row: Row, published: float) -> Cell:
     return Cell(source, run, published, (best.tokens_per_second or 0) / number(row, "gpus"))
 
 
-def blackwell() -> Iterator[Cell]:
-    """Megatron-Bridge: dense models on Blackwell, and mixtures of experts, with CUDA graphs and without."""
+def megatron_bridge() -> Iterator[Cell]:
+    """Megatron-Bridge: dense models, and mixtures of experts with CUDA graphs and without."""
     for row, published in bridged():
         kind = "Llama 3"
         if row["expert"]:
             kind = "experts" if bridge(row)["graphs"] else "experts without graphs"
-        if row["expert"] or row["gpu"] != "H100":
-            yield _tokens(f"Megatron-Bridge, {kind}: tokens/s", row, published)
+        yield _tokens(f"Megatron-Bridge, {kind}: tokens/s", row, published)
 
 
 def experts() -> Iterator[Cell]:
@@ -310,7 +314,7 @@ SOURCES: tuple[Callable[[], Iterator[Cell]], ...] = (
     sc21,
     core,
     llama,
-    blackwell,
+    megatron_bridge,
     experts,
     sharded,
 )
