@@ -55,6 +55,11 @@ class InFlight(NamedTuple):
         each = [size for stage in self.stages[rank] for size in (whole[stage], inputs[stage])]
         return max((sum(map(mul, held, each)), held) for held in self.peaks[rank])
 
+    def size(self, rank: int, whole: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """Return the bytes of `peak` alone, sooner."""
+        each = [size for stage in self.stages[rank] for size in (whole[stage], inputs[stage])]
+        return max([sum(map(mul, held, each)) for held in self.peaks[rank]])
+
 
 def _largest(held: Iterable[Held]) -> list[Held]:
     """Return those that no other exceeds in all their parts."""

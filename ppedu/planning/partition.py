@@ -6,12 +6,12 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise
 from math import comb
-from operator import add
+from operator import add, mul
 from random import Random
 from typing import Any
 
@@ -144,7 +144,7 @@ class Cutting:
         return [
             each * parameters
             - fewer * experts
-            + self.in_flight.peak(rank, whole, self.inputs)[0]
+            + self.in_flight.size(rank, whole, self.inputs)
             + self.pieces.restored
             + buffers
             for rank, (parameters, experts, buffers) in enumerate(numbers)
@@ -155,12 +155,14 @@ class Cutting:
         of_stages = self.of_stages("weights", cuts)
         ends = {bisect_right(cuts, 0) - 1, bisect_right(cuts, len(self.pieces) - 1) - 1}
         return [
-            sum(of_stages[stage] for stage in stages) - (self.pieces.tied if ends.issubset(stages) else 0)
+            sum([of_stages[stage] for stage in stages]) - (self.pieces.tied if ends.issubset(stages) else 0)
             for stages in self.in_flight.stages
         ]
 
     def experts(self, cuts: Cuts) -> list[int]:
         """Return how many of the parameters on each rank are of experts."""
+        if not self.sums["experts"][-1]:
+            return [0] * self.schedule.ranks
         of_stages = self.of_stages("experts", cuts)
         return [sum(of_stages[stage] for stage in stages) for stages in self.in_flight.stages]
 
@@ -185,23 +187,26 @@ class Cutting:
         return [[single for action in order for single in action.singles] for order in self.schedule.orders]
 
     @cached_property
-    def _work(self) -> list[list[tuple[str, int, int]]]:
-        """For each rank: how often it runs which op of which stage."""
+    def _work(self) -> list[list[tuple[int, list[Any]]]]:
+        """For each rank: its stages, each with the time of all its actions, summed over the pieces before each cut."""
         found = []
         for singles in self._orders:
-            counts = Counter((NAMES[single.op], single.stage) for single in singles)
-            if self.recompute:
-                counts.update(("forward", single.stage) for single in singles if single.op in (Op.B, Op.I))
-            found.append([(name, stage, count) for (name, stage), count in counts.items()])
+            counts: dict[int, Counter[str]] = {}  # how often the rank runs which op of which stage
+            for single in singles:
+                of_stage = counts.setdefault(single.stage, Counter())
+                of_stage[NAMES[single.op]] += 1
+                if self.recompute and single.op in (Op.B, Op.I):
+                    of_stage["forward"] += 1
+            found.append([(stage, self._summed(of_stage)) for stage, of_stage in counts.items()])
         return found
+
+    def _summed(self, counts: Mapping[str, int]) -> list[Any]:
+        columns = zip(*(self.sums[name] for name in counts), strict=True)
+        return [sum(map(mul, column, counts.values())) for column in columns]
 
     def busy(self, cuts: Cuts) -> list[Any]:
         """Return how long each rank works."""
-        found = []
-        for work in self._work:
-            times = ((self.sums[name], stage, count) for name, stage, count in work)
-            found.append(sum(count * (sums[cuts[stage + 1]] - sums[cuts[stage]]) for sums, stage, count in times))
-        return found
+        return [sum([sums[cuts[stage + 1]] - sums[cuts[stage]] for stage, sums in work]) for work in self._work]
 
     def loads(self, cuts: Cuts) -> list[Any]:
         """Return for each rank a time that the step cannot be shorter than.
