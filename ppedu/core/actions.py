@@ -85,7 +85,8 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.op}"
-        if isinstance(self.microbatch, int) and self.microbatch == -1:  # before it is checked, it may have any type
+        # No microbatch. Before it is checked, the field may be anything, even an array, of which == is not a bool.
+        if isinstance(self.microbatch, int) and self.microbatch == -1:
             return f"{self.stage}{self.op}"
         return f"{self.stage}{self.op}{self.microbatch}"
 
@@ -124,8 +125,8 @@ class Action(NamedTuple):
         stage, op, microbatch, parts = value
         try:
             action = cls(index(stage), Op(op), index(microbatch), tuple(map(cls.of, parts)))
-        except ParseError:
-            raise  # of a part; it is a ValueError, too, and must not be renamed below
+        except ParseError:  # of a part; it is a ValueError, so the next clause would replace its message
+            raise
         except (TypeError, ValueError):
             raise ParseError(
                 f"{tuple.__repr__(value)} is not an action; its stage and its microbatch must be whole numbers, "

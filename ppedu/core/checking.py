@@ -34,5 +34,10 @@ def check(
     require_schedule("check", schedule)
     if links is not None:
         require_links(schedule, links)
-    found = list(find_problems(schedule, replay(schedule.numbered, rendezvous)) if rendezvous else schedule.problems)
-    return found or (list(Streams(schedule, links).stuck) if links else [])
+    if rendezvous:
+        found = list(find_problems(schedule, replay(schedule.numbered, rendezvous)))
+    else:
+        found = list(schedule.problems)
+    if links and not found:
+        found = list(Streams(schedule, links).stuck)
+    return found

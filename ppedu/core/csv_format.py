@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core.actions import COMMUNICATION, SHARDING, Action
 from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
@@ -43,13 +43,14 @@ def read(
     number = sum(map(len, orders))
     different = set().union(*orders)
     singles = {single for action in different for single in action.singles}
-    if not singles:
+    if not any(single.op not in SHARDING for single in singles):
         raise ParseError(f"{str(where)!r} holds no actions; expected a line per rank, with cells such as 0F0")
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
     forwards = stages * found
-    # Not a schedule, or a typo such as 1000F0: nearly all actions are missing or repeated, and `check` would list them
-    # for minutes. With fewer than 500, its list is short, and says more than this error.
+    # Not a schedule, or a typo such as 1000F0, which names a thousand stages: nearly all actions are missing (too few)
+    # or repeated (too many), and `check` would list them for minutes. Up to 500 missing forwards, that list is short,
+    # and says more than this error.
     too_few = number < (forwards - 500) / 50
     too_many = number > 1000 * (1 + forwards)
     if too_few or too_many:

@@ -83,16 +83,16 @@ NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 class Numbered:
     """A schedule's orders as whole numbers, so that flat lists replace dictionaries of results, which are slow.
 
-    The results of a stage are numbered in a row. With 2 stages and 8 microbatches, ("F", 0, 0), ("F", 0, 1), … are 0 to
-    7, those of stage 1 are 8 to 15, and ("B", 0, 0), … are 16 to 23. Single actions have such numbers, too.
+    A *number* stands for a result or a single action. Those of one kind and stage are in a row: with 2 stages and 8
+    microbatches, ("F", 0, 0), ("F", 0, 1), … are 0 to 7, those of stage 1 are 8 to 15, and ("B", 0, 0), … are 16 to 23.
+    A single action has the number whose kind is its op: 1F3 has 11, like the result ("F", 1, 3), which it produces.
 
-    A pair of actions has no number, so the orders hold something else for every action, its *entry*. Blocks are counted
-    in the order in which they are met, pairs like single actions, and the entries of a block are in a row: if 1F0,
-    1F1, … are block 5, their entries are 40 to 47.
+    An *entry* stands for an action in the orders, also for a pair, which has no number. It is the action's block times
+    the number of microbatches, plus its microbatch. A block is all actions that differ in their microbatch alone, and
+    blocks are counted in the order in which they are met. If 1F0, 1F1, … are block 5, 1F3 has the entry 5 · 8 + 3.
 
-    For all actions of a block, numbers are at the same distance from entries, so a block holds distances. The entry of
-    1F3 is 43. Its own number is 11, and it produces the result 11, ("F", 1, 3): distance -32. It requires the result 3,
-    ("F", 0, 3): distance -40.
+    An action's results and inputs are equally far from its entry for all actions of a block, so a block holds
+    distances. 1F3 (entry 43) produces the result 11: distance -32. It requires the result 3, ("F", 0, 3): distance -40.
 
     Attributes:
         orders: `orders[rank]` is the list of the entries of that rank's actions.
@@ -137,11 +137,12 @@ class Numbered:
         for action in order:
             stage, op, microbatch, parts = action
             if parts:
-                # A block holds the pairs whose parts are of the same two blocks, and equally many microbatches apart.
-                first, second = self._entries(parts)
-                first_block, microbatch = divmod(first, microbatches)
-                second_block, seconds = divmod(second, microbatches)
-                key = first_block, second_block, seconds - microbatch
+                # Pairs share a block if their first parts do, their second parts do, and both are equally many
+                # microbatches apart. The entry of a pair has the microbatch of its first part.
+                first_entry, second_entry = self._entries(parts)
+                first_block, microbatch = divmod(first_entry, microbatches)
+                second_block, second_microbatch = divmod(second_entry, microbatches)
+                key = first_block, second_block, second_microbatch - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
                 key = stage, op, microbatch >= split
             else:  # sharding, or an action that does not exist
@@ -166,7 +167,7 @@ class Numbered:
             return ActionBlock(NOTHING, -1, singles, (never,), (None,))
         holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
         runner = min(holders)  # the only one, unless the stages of a pair are on two ranks
-        needless = any(  # a message between two stages of one rank
+        needless = any(  # a message between two stages of one rank, or beyond the first or last stage
             op not in COMPUTE and op not in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
@@ -237,14 +238,14 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     orders, size = numbered.orders, numbered.microbatches
     required = [block.requires for block in numbered.blocks]
     produced = [block.produces for block in numbered.blocks]
-    posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # results that exist once the rank reaches the action
-    if rendezvous:
+    posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # distances of results that exist once a rank is there
+    if rendezvous:  # a rank that reaches a RECV posts it, and a SEND requires that, too
         for index, block in enumerate(numbered.blocks):
             message = block.sample
-            entry = index * size + message.microbatch  # the sample's; its distances are those of the whole block
+            entry = index * size + message.microbatch  # of the sample; the distances are those of the whole block
             if message.op in RECEIVE:
                 posted[index] = (numbered.number(*posting(message)) - entry,)
-            elif message.op in SEND and block.rank >= 0:  # it also requires that its receive has been posted
+            elif message.op in SEND and block.rank >= 0:
                 required[index] += (numbered.number(*posting(other_end(message))) - entry,)
     exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []

@@ -15,8 +15,8 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
 
     Torch loads a lowered schedule with format="compute_comms", any other with "compute_only". From PyTorch 2.15 on,
     export the schedule that is not lowered: a lowered one would need actions that wait for sends. Torch does not know
-    OVERLAP_B_F, which becomes its two actions in order. A lowered schedule without REDUCE_GRAD gets one for each
-    stage, sharded or not, because that is where torch divides gradients by the number of microbatches.
+    OVERLAP_B_F, which becomes its two actions in order. A lowered schedule for training without REDUCE_GRAD gets
+    one for each stage, sharded or not, because that is where torch divides gradients by the number of microbatches.
 
     Args:
         path: Also write the text to this file.
@@ -40,7 +40,8 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
                 theirs.extend(action.parts)
             else:
                 theirs.append(action)
-    if schedule.lowered and not any(action.op == Op.REDUCE_GRAD for order in orders for action in order):
+    reduces = any(action.op == Op.REDUCE_GRAD for order in orders for action in order)
+    if schedule.lowered and not reduces and not schedule.forward_only:
         for rank, order in enumerate(orders):
             order += [Action(stage, Op.REDUCE_GRAD) for stage in schedule.placement.stages_of(rank)]
     return replace(schedule, orders=tuple(map(tuple, orders))).to_csv(path)

@@ -68,7 +68,7 @@ def earliest_times(
         end = start + durations[entry]
         for distance in outputs:
             exists[entry + distance] = end
-        if receives:  # `end` is when the message is here, for the action that requires it; the rank itself goes on
+        if receives:  # the message is here at `end`, as noted in `exists`; the rank only posts the receive and goes on
             start = end = free[rank]
         free[rank] = end
         starts[rank].append(start)

@@ -60,9 +60,9 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
 def _with_messages(schedule: Schedule) -> list[list[Action]]:
     """Return the orders with each message sent, and its receive posted, as soon as its result is produced."""
     placement, numbered = schedule.placement, schedule.numbered
-    # For each block, the messages with its results: the SEND and the RECV for its sample, the rank of the receiver, and
-    # by how much the message's microbatch is later than the action's own, or a pair's first. In a block of pairs like
-    # (0F1;0B0), that is 0 for the activation and -1 for the gradient.
+    # For each block, the messages that its actions cause: the SEND and RECV of its sample, the receiver, and a shift.
+    # The microbatch of an action's message is its own (of a pair, its first part's) plus the shift. In a block of pairs
+    # like (0F1;0B0), the shift is 0 for the activation and -1 for the gradient.
     onward: list[list[tuple[Action, Action, int, int]]] = []
     for block in numbered.blocks:
         first = block.sample.singles[0].microbatch
@@ -81,9 +81,9 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
         entry, action = next(remaining[rank])
         orders[rank].append(action)
         index, microbatch = divmod(entry, numbered.microbatches)  # that of the action, or of a pair's first part
-        for send, receive, target, later in onward[index]:
-            orders[rank].append(Action(send.stage, send.op, microbatch + later))
-            orders[target].append(Action(receive.stage, receive.op, microbatch + later))
+        for send, receive, target, shift in onward[index]:
+            orders[rank].append(Action(send.stage, send.op, microbatch + shift))
+            orders[target].append(Action(receive.stage, receive.op, microbatch + shift))
     return orders
 
 
@@ -141,19 +141,21 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
     def without_repeats(stages: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(stages))
 
-    # A stack, built from the end of the order, where no stages are left. The top will be the stages that are used from
-    # the current computation on, in the order of their first use.
+    # A stack with an entry for each computation, the first on top, and one for the end: the stages that are used from
+    # there on, in the order of their first use. It is built from the end, where no stages are left.
     upcoming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
         upcoming.append(without_repeats(stages + upcoming[-1]))
+    trained = {single.stage for action in order for single in action.singles if single.op in (Op.B, Op.I, Op.W)}
     gathered: frozenset[int] = frozenset()
     before = upcoming[-1]  # the stages that were still to be used at the last change
     for action in (*order, None):  # None is the end
         if action is None or action.computes:
             ahead = upcoming.pop()
             wanted = frozenset(ahead[:resident])
-            if wanted != gathered:  # seldom; also if a stage is finished, for it was just used, and so it is gathered
-                finished = sorted(set(before) - set(ahead))
+            # Seldom true. A finished stage makes it true: it was just used, so it is gathered, but no longer wanted.
+            if wanted != gathered:
+                finished = sorted((set(before) - set(ahead)) & trained)
                 yield from (Action(stage, Op.REDUCE_GRAD) for stage in finished)
                 yield from (Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted))
                 yield from (Action(stage, Op.UNSHARD) for stage in ahead if stage in wanted - gathered)

@@ -33,7 +33,7 @@ def pretty(number: Any, unit: str = "") -> str:
     """Return a number as human-readable text, such as 57, 52.5 or 0.0123; less than a second in milliseconds."""
     if unit == "s" and abs(number) < 1:
         number, unit = number * 1000, "ms"
-    text = f"{float(number):.4g}" if abs(number) < 10000 else f"{float(number):,.0f}"
+    text = f"{float(number):.4g}" if abs(number) < 9999.5 else f"{float(number):,.0f}"
     return f"{text} {unit}".strip()
 
 

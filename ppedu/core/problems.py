@@ -105,7 +105,7 @@ class _Inspection:
             block = blocks[entry // size]
             for part, distance in enumerate(block.singles):
                 single = entry + distance
-                # A block of sharding actions has the rank -1, so these are looked at, too, and are right as a rule.
+                # Sharding actions always come here, because their blocks have the rank -1; most turn out to be right.
                 if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
                     for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
@@ -246,13 +246,14 @@ class _Inspection:
         the other one's message.
         """
         numbered, size = self.numbered, self.numbered.microbatches
-        # A log lists messages in the order of a rank: from the number of a message's SEND to the index of its SEND or
-        # RECV. There are two logs for each (sender, receiver). If rank 0 runs 0SEND_F0 and 0SEND_F1 at 1 and 3, and
-        # rank 1 runs 1RECV_F1 and 1RECV_F0 at 0 and 2, then with a and b for the numbers of the two SENDs, sent[0, 1]
-        # is {a: 1, b: 3}, and received[0, 1] is {b: 0, a: 2}.
+        # For each (sender, receiver), the messages in the order in which each side runs them: a log of the sender, and
+        # one of the receiver. Both name a message by the number of its SEND, so that they can be compared; the value is
+        # the index of the SEND or RECV in its order. If rank 0 runs 0SEND_F0 (number a) at 1 and 0SEND_F1 (b) at 3, and
+        # rank 1 runs 1RECV_F1 at 0 and 1RECV_F0 at 2, then sent[0, 1] is {a: 1, b: 3}, and received[0, 1] {b: 0, a: 2}.
         sent: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         received: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        log_of_block: dict[int, tuple[dict[int, int], int]] = {}  # with the distance from an entry to its SEND's number
+        # By block of messages: its log, and the distance from an entry to the number of the SEND.
+        log_of_block: dict[int, tuple[dict[int, int], int]] = {}
         for number, block in enumerate(numbered.blocks):
             if block.sample.op in COMMUNICATION and block.rank >= 0:
                 is_send = block.sample.op in SEND

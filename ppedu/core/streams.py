@@ -23,12 +23,12 @@ from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule
 from ppedu.core.waiting import cycles
 
-Stream = tuple[int, int]  # of a rank, and to a peer; the rank itself if its stream serves all peers
+Stream = tuple[int, int]  # the rank that it belongs to, and its peer; the rank twice if it serves all peers
 
 
 def stream_of(links: str, rank: int, peer: int) -> Stream:
     """Return the stream in which a rank posts its messages to and from a peer."""
-    return rank, peer if links == "pair" else rank
+    return rank, (peer if links == "pair" else rank)
 
 
 def require_links(schedule: Schedule, links: str) -> None:
@@ -160,7 +160,7 @@ class Streams:
             waits = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
             sentences = [self._wait(waiter, awaited)[2] for waiter, awaited in waits]
             # Preferably, the problem is a message that blocks another one.
-            blocking = [wait for wait in waits if isinstance(wait[0], Action) and isinstance(wait[1], Action)]
+            blocking = [pair for pair in waits if all(isinstance(each, Action) for each in pair)]
             waiter, awaited = blocking[0] if blocking else waits[0]
             rank, index, _ = self._wait(waiter, awaited)
             action = self.schedule.orders[rank][index]

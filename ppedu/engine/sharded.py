@@ -116,8 +116,9 @@ class Shards:
         order = schedule.orders[self.rank]
         there = {(action.stage, action.op) for action in order}
         used = {single.stage for action in order if action.computes for single in action.singles}
+        needed = [Op.UNSHARD] if schedule.forward_only else [Op.UNSHARD, Op.REDUCE_GRAD]
         for stage, parts in self.parts.items():
-            missing = [f"{stage}{op}" for op in (Op.UNSHARD, Op.REDUCE_GRAD) if (stage, op) not in there]
+            missing = [f"{stage}{op}" for op in needed if (stage, op) not in there]
             if missing and stage in used:
                 found.append(
                     f"stage {stage} is sharded, but rank {self.rank} never runs {' or '.join(missing)}; lower the "

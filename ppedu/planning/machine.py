@@ -17,8 +17,8 @@ TIMES_AS_FAST = ("a multiple of the speed in bf16, such as 2", 1)
 # The parts of the data sheets' bandwidths that kernels between matrices, and collectives, reach: chosen to suit the
 # published runs on A100s and H100s; see tests/published.
 STREAMED, EXCHANGED = 0.45, 0.75
-# GPUs that split a layer exchange while they multiply: this part of the exchange takes time still. It was chosen to suit
-# Megatron-Core's scaling on H100s.
+# If GPUs that split a layer exchange while they multiply, this part of the exchange takes time still. It was chosen to
+# suit Megatron-Core's scaling on H100s.
 LASTING = 0.5
 # The speed of matrix products whose numbers have scales of their own, as a part of that with one scale for a tensor. In
 # Megatron-Bridge's runs of Llama 3.1 405B, FP8 is 6 to 8% faster than MXFP8.

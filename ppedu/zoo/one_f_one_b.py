@@ -14,7 +14,7 @@ from ppedu.zoo import Facts, register
         "arXiv 2006.09503; arXiv 2104.04473, §2.2",
         idle="(p-1)*(F+B)",
         # The first microbatch costs a round trip of 2(p-1) messages. At most p are in flight, so each further one adds
-        # a p-th of that; what it adds each way is rounded down.
+        # a p-th of that; what they add together each way is rounded down.
         hops="2*(p-1 + (m-1)*(p-1)//p)",
         peak="min(p-r, m)",
     ),

@@ -120,6 +120,7 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     Raises:
         SettingError: Stages are uneven, or overlapped pairs save time.
     """
+    # Activations take no time, so they may differ from stage to stage; the letters need one number.
     letters = _letters(ranks, microbatches, replace(require_costs(costs), activation=1))
     work = letters["F"] + letters["B"]
     if letters["FB"] < work and not math.isclose(letters["FB"], work):

@@ -75,11 +75,17 @@ def _pattern(ranks: int, memory: int) -> list[int]:
     further microbatch is due PERIOD ticks later. A hop down the ranks takes one tick. A hop up takes one in the pattern
     of V-Min and two in that of V-Half. Any further memory is spent on a pause before the first I.
 
-    Rank r has four stops: its forwards at r and r + d, where d is 2(p-r) - 1 or 3(p-r) - 1, then the I of its second
-    chunk at r + `back`, and that of its first chunk at r + d + `back`. The activations of the first chunk live for
-    `back` + d ticks, those of the second for `back` - d: together 2 · `back`, which is within 2 · `memory` periods. No
-    two of the stops share a tick of the period: with one tick for a hop up, d is odd, and `back` is 2 more than a
-    multiple of 6; with two, d is 2 more than a multiple of 3, and `back` is 3 more than one of 6.
+    Rank r has four stops; d is 2(p-r) - 1 with one tick for a hop up, 3(p-r) - 1 with two:
+
+        the forwards of its first and second chunk    at r and r + d
+        the Is of its second and first chunk          at r + `back` and r + d + `back`
+
+    A microbatch follows every period, so a rank holds an activation of a chunk for each period from the chunk's forward
+    to its I. That of the first chunk lives for `back` + d ticks, that of the second for `back` - d: together
+    2 · `back`, which is less than 2 · `memory` periods, for the two chunks of `memory` microbatches.
+
+    No two of the stops share a tick of the period. With one tick for a hop up, d is odd, and `back` is 2 more than a
+    multiple of 6; with two, d is 2 more than a multiple of 3, and `back` is 3 more than a multiple of 6.
 
     With 2 ranks and a memory of 2, the forwards are due at 0 and 1 on the way down and at 3 and 5 on the way up, and
     the Is at 9, 10, 12 and 14. Rank 0 has the stops at 0, 5, 9 and 14: ticks 0, 5, 3 and 2 of the period.
@@ -104,7 +110,8 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     """
     forwards, last = 2 * ranks, 4 * ranks - 1  # the number of forwards among the stops, and the last stop
     due = _pattern(ranks, most // 2)
-    warm, cool = due[last], PERIOD * (microbatches - 1)  # the first microbatch is back; the last one sets out
+    warm = due[last]  # the warm-up lasts until this tick, when the first microbatch is back
+    cool = PERIOD * (microbatches - 1)  # the cooldown begins at this tick, when the last microbatch sets out
     # Microbatches that have passed each stop. The last entry, done[-1], is for the way to stop 0: all have passed it.
     done = [0] * len(due) + [microbatches]
     held = [0] * ranks  # activations, in chunks
@@ -114,10 +121,8 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     def fits(stop: int, rank: int) -> bool:
         """Return whether the memory suffices for a forward and for the forwards of the rank that are due before it."""
         other = forwards - 1 - stop  # the forward of the rank's other chunk
-        earlier = len(
-            range(due[other], due[stop], PERIOD)
-        )  # those due at due[other], a period later, … before this one
-        return held[rank] + earlier < most
+        earlier = range(due[other], due[stop], PERIOD)  # the ticks before this forward at which that one is due
+        return held[rank] + len(earlier) < most
 
     def next_stop(rank: int, arrived: list[int]) -> int | None:
         """Return the stop whose action a rank runs in this turn, or None for a W or a pause.

@@ -113,7 +113,7 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     pattern = [  # an op and a chunk; chunk 0 is on the way down, chunk 1 on the way back up
         # warm-up
         *["F0"] * (2 * hops - 1),  # until microbatch 0 is back: it has passed the stages between the rank's two
-        *["F1", "F0"] * rank,  # until its gradient is here, which takes `rank` hops more each way
+        *["F1", "F0"] * rank,  # until its gradient is here: `rank` hops on to the loss on rank 0, and `rank` back
         *["F1", "I1", "W1"] * hops,
         # steady state
         *["F0", "I0", "W0", "F1", "I1", "W1"] * (full - 2 * ranks + rank + 1),  # the F0 that are left

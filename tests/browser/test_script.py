@@ -474,6 +474,7 @@ def test_removed_widgets_leave_no_nodes_or_listeners_behind(page):
     assert nodes <= before[0] and listeners <= before[1]
 
 
+@pytest.mark.slow
 def test_a_widget_of_131072_boxes_is_painted(page):
     """A call with that many arguments would overflow the stack."""
     state = pp.simulate(pp.schedule("gpipe", 64, 1024)).show().state()

@@ -27,6 +27,16 @@ def test_messages_of_a_forward_only_schedule_are_activations(forwards):
     lowered = pp.lower(forwards)
     assert lowered.forward_only and not pp.check(lowered, rendezvous=True)
     assert {action.op for order in lowered.orders for action in order} == {"F", "SEND_F", "RECV_F"}
+    if forwards.placement.copies == 1:
+        assert "REDUCE_GRAD" not in pp.export.to_torch(lowered)
+    sharded = pp.lower(forwards, fsdp=True)
+    assert {action.op for order in sharded.orders for action in order} == {
+        "F",
+        "SEND_F",
+        "RECV_F",
+        "UNSHARD",
+        "RESHARD",
+    }
     lost = [[action for action in order if str(action) != "1SEND_F3"] for order in lowered.orders]
     assert any(
         "1SEND_F3 is never run" in str(problem)

@@ -259,7 +259,7 @@ def test_a_cell_that_is_not_an_action_is_reported_with_its_place(written, text, 
     assert f"mine.csv', line {line}, cell {cell}: {shown!r} is not an action" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "\n", ",,\n,,\n", " "])
+@pytest.mark.parametrize("text", ["", "\n", ",,\n,,\n", " ", "0UNSHARD\n"])
 def test_a_file_without_actions_is_refused(written, text):
     with pytest.raises(ParseError, match="holds no actions"):
         Schedule.from_csv(written(text))

@@ -50,7 +50,7 @@ if rank == 0:
 """
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_llama_has_the_gradients_of_one_process(ranks, size):
     pytest.importorskip("transformers")
     assert "equal" in ranks(BEGIN + PROGRAM, size, timeout=120)[0]

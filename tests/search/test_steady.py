@@ -16,7 +16,7 @@ SIZES = [(place, ranks) for place, each in LEAST.items() for ranks in each]
 
 
 @pytest.mark.parametrize(
-    ("place", "ranks"), [pytest.param(*size, marks=pytest.mark.slow if size[1] > 5 else []) for size in SIZES]
+    ("place", "ranks"), [pytest.param(*size, marks=pytest.mark.slow if size[1] > 4 else []) for size in SIZES]
 )
 def test_the_least_memory_without_idle_time(place, ranks):
     pattern = pp.search.steady(ranks, CHUNKS, placement=place, chunks=2, time_limit=60)

@@ -35,7 +35,10 @@ def test_another_schedule(tmp_path, name, forward):
     assert len(prediction.assumptions) == (parts > 1) * (1 if forward == 0.06 else 2) + halves + pairs
 
 
-@pytest.mark.parametrize(("planted", "by"), [(None, 0.0), ("variation", 0.3), ("pauses", 0.5)])
+@pytest.mark.parametrize(
+    ("planted", "by"),
+    [("variation", 0.3), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((None, 0.0), ("pauses", 0.5)))],
+)
 def test_the_interval_holds_nine_of_ten_steps(tmp_path, planted, by):
     """The first 200 steps predict the other 200, in each of two runs."""
     held = []
