@@ -42,7 +42,7 @@ def by_microbatch(function: Callable[..., Any], *times: Any) -> Any:
 
     `by_microbatch(add, 1, 2)` is 3, and `by_microbatch(add, 1, (2, 3))` is (3, 4).
     """
-    if not any(isinstance(time, tuple) for time in times):
+    if tuple not in map(type, times):
         return function(*times)
     columns = [time if isinstance(time, tuple) else repeat(time) for time in times]
     return tuple(map(function, *columns))

@@ -44,6 +44,8 @@ class TickClock(NamedTuple):
         ticks = Ticks(numbers)
 
         def counted(times: dict[Op, list[Any]]) -> dict[Op, list[Any]]:
+            if not ticks.exact:
+                return times
             return {op: [by_microbatch(ticks.count, time) for time in each] for op, each in times.items()}
 
         latency = each_link(ticks.count, costs.latency)

@@ -269,6 +269,8 @@ def require_costs(costs: Costs | None) -> Costs:
 
 def _python(value: Any) -> Any:
     """Return a number as a Python number; an array, a tensor or a sequence as a tuple of Python numbers."""
+    if type(value) in (int, float):
+        return value
     if hasattr(value, "tolist"):  # from NumPy or torch, which are not imported here
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -302,6 +304,8 @@ def _numbers(cost: Any, depth: int) -> Iterator[Any]:
 
 def _require_cost(name: str, number: Any) -> None:
     """Raise SettingError unless `number` is a number from 0 to LARGEST."""
+    if type(number) in (int, float) and 0 <= number <= LARGEST:  # the usual case, without slow questions
+        return
     require_number(name, number, lambda number: 0 <= number < math.inf, "a number of at least 0")
     if number > LARGEST:
         raise SettingError(f"{name} must be at most {LARGEST:g}, or sums would overflow; give it in a larger unit")
