@@ -133,6 +133,24 @@ def zero_bubble() -> Iterator[Cell]:
             yield Cell("arXiv 2401.10241: speed-up over 1F1B", run, published, float(plain / time))
 
 
+def zero_bubble_memory() -> Iterator[Cell]:
+    """arXiv 2401.10241, table 4: memory from sizes, with dropout, without flash attention, and GPT-2's vocabulary.
+
+    The paper names none of the three. The first and the last stage have a layer less than the others.
+    """
+    machine = replace(MACHINES["a100"], memory=200e9)
+    for row in rows("zero_bubble")[::3]:  # the memory is the same for each number of microbatches
+        model = gpt(row | {"vocabulary": "50304"}, dropout=True, flash=False)
+        stages = model.layers + 2
+        for name, schedule in {"1f1b": "1f1b", "interleaved": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-h2"}.items():
+            chunks = number(row, "chunks_interleaved") if name == "interleaved" else 1
+            parts = number(row, "pipeline") * chunks
+            options = {"schedules": schedule, "partition": [stages // parts] * parts, "recompute": False, "zero": 0}
+            best = pp.plan(machine=machine, **asked(row, model, number(row, "micro_batch"), chunks, **options)).best
+            published = float(row[f"memory_gb_{name}"])
+            yield Cell("arXiv 2401.10241: GiB", f"{row['model']}, {schedule}", published, max(best.memory) / 2**30)
+
+
 def _blocking(costs: pp.Costs, message: float) -> pp.Costs:
     """Return costs with messages that occupy their ranks; costs are those of all chunks together."""
     return replace(costs, forward=costs.forward + message, input=costs.input + message, latency=0)
@@ -310,6 +328,7 @@ def sharded() -> Iterator[Cell]:
 SOURCES: tuple[Callable[[], Iterator[Cell]], ...] = (
     vocabulary,
     zero_bubble,
+    zero_bubble_memory,
     recompute,
     sc21,
     core,
