@@ -86,7 +86,7 @@ class Case:
     @property
     def peaks(self) -> list[float]:
         """The most activations that each rank would hold in this schedule, in GB."""
-        self._require_step("its ranks would have to run a step")
+        self._require_step("no step shows its peak")
         return [round(peak, 6) for peak in self._job.peaks]
 
     @cached_property
