@@ -96,6 +96,12 @@ CALLS = {
     "lower": (lambda schedule, receive, resident: pp.lower(schedule, receive, True, resident), SCHEDULE, "late", 2),
     "align": (pp.align, SCHEDULE),
     "strip": (pp.strip, SCHEDULE),
+    "verify": (
+        lambda schedule, transport, peak: pp.verify(schedule, transport=transport, peak=peak),
+        SCHEDULE,
+        "pair",
+        [2, 2],
+    ),
     "merge_backward": (pp.merge_backward, SCHEDULE),
     "label": (pp.label, SEND, Placement.make("loop", 2)),
     "simulate": (pp.simulate, SCHEDULE, Costs()),

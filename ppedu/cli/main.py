@@ -17,11 +17,13 @@ from ppedu.cli.grade import LIMIT, REPORTS, grade, leaderboard
 from ppedu.cli.lessons import FOLDER, open_lessons
 from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
+from ppedu.cli.verify import peaks, report
 from ppedu.core import PipelineError, Schedule, SettingError, lower, suggest_placement
 from ppedu.core.export import to_torch
 from ppedu.core.files import named
 from ppedu.core.numeric import pretty
 from ppedu.sim import Costs, simulate
+from ppedu.sim.verify import TRANSPORTS
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number, option
 
@@ -107,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     draw = add("draw", _draw, of_schedule, costs)
     draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .html or .json (trace) file instead")
     add("check", _check, of_schedule)
+    verified = add("verify", _verify, of_schedule)
+    text = "what messages wait for (default: buffered)"
+    verified.add_argument("--transport", choices=[*TRANSPORTS], default="buffered", help=text)
+    text = "the most activations that a rank may hold: a number, or one for each rank, such as 4,3,2,1"
+    verified.add_argument("--peak", metavar="NUMBER", type=peaks, help=text)
+    text = "an earlier version, a .csv file, than which this one may not need more memory or time"
+    verified.add_argument("--baseline", metavar="FILE", help=text)
     add("simulate", _simulate, of_schedule, costs)
     export = add("export", _export, of_schedule, costs)
     export.add_argument("--lower", choices=["early", "late"], help="add sends, and receives posted early or late")
@@ -208,6 +217,11 @@ def _check(options: Options) -> int:
     else:
         print(*chosen.problems or ["legal"], sep="\n")
     return int(bool(chosen.problems))
+
+
+def _verify(options: Options) -> int:
+    """for continuous integration: is a schedule legal for its transport, and no worse than before?"""
+    return report(_schedule(options), options)
 
 
 def _simulate(options: Options) -> int:

@@ -1,0 +1,48 @@
+"""`ppedu verify`: a schedule before it runs, in continuous integration."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentTypeError, Namespace
+from fractions import Fraction
+
+from ppedu.core import Schedule, suggest_placement
+from ppedu.core.numeric import pretty
+from ppedu.sim import simulate
+from ppedu.sim.verify import Rejection, verify
+
+
+def peaks(text: str) -> list[Fraction]:
+    """Return the numbers of `--peak`: one, or one for each rank, with commas between them."""
+    try:
+        return [Fraction(part) for part in text.split(",")]
+    except (ValueError, ZeroDivisionError) as error:
+        raise ArgumentTypeError(f"{text!r}: give a number, or one for each rank, such as 4,3,2,1") from error
+
+
+def report(schedule: Schedule, options: Namespace) -> int:
+    """Print a line for each reason against a schedule; return 1 if there are any."""
+    if suggestion := suggest_placement(schedule):
+        print(suggestion)
+        return 1
+    baseline = None
+    if options.baseline is not None:
+        baseline = Schedule.from_csv(options.baseline, schedule.placement, forward_only=schedule.forward_only)
+    peak = options.peak
+    if peak is not None and len(peak) == 1:
+        peak = peak[0]  # of every rank
+    found = verify(schedule, transport=options.transport, peak=peak, baseline=baseline)
+    in_actions = os.environ.get("GITHUB_ACTIONS") == "true"
+    for rejection in found:
+        print(_annotation(options.schedule, rejection) if in_actions else rejection.text)
+    if not found:
+        held = ", ".join(map(pretty, simulate(schedule).peak_activations))
+        print(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")
+    return int(bool(found))
+
+
+def _annotation(name: str, rejection: Rejection) -> str:
+    """Return a rejection as a command of GitHub Actions. A rank's order is a line of the file."""
+    line = "" if rejection.rank is None else f",line={rejection.rank + 1}"
+    place = f" file={name}{line}" if name.lower().endswith(".csv") else ""
+    return f"::error{place}::{rejection.text}"

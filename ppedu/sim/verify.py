@@ -1,0 +1,99 @@
+"""For continuous integration: is a schedule legal for the transport that it runs on, and no worse than before?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ppedu.core import Schedule, SettingError, check, lower, strip
+from ppedu.core.numeric import Number, pretty
+from ppedu.core.schedule import require_schedule
+from ppedu.core.validate import require_number, shown
+from ppedu.sim.simulation import simulate
+from ppedu.sim.timeline import Timeline
+
+# How messages block their ranks and each other, as arguments of `check`.
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "buffered": {},
+    "rendezvous": {"rendezvous": True},
+    "pair": {"links": "pair"},
+    "rank": {"links": "rank"},
+}
+
+
+class Rejection(NamedTuple):
+    """A reason to reject a schedule. It concerns the order of a rank, or None."""
+
+    rank: int | None
+    text: str
+
+
+def verify(
+    schedule: Schedule,
+    *,
+    transport: str = "buffered",
+    peak: Number | Sequence[Number] | None = None,
+    baseline: Schedule | None = None,
+) -> list[Rejection]:
+    """Return the reasons to reject a schedule; an empty list says that it may run.
+
+    Args:
+        transport: "buffered": a send ends at once. "rendezvous": it waits until its peer has reached the receive.
+            "pair", "rank": messages are carried one by one, in the order in which a rank reaches them, by one stream
+            for each peer or one for all peers, as with `Costs(links=…)`. A schedule without messages gets those of
+            `lower`.
+        peak: The most activations that a rank may hold, as in `Timeline.peak_activations`: a number, or a list with one
+            for each rank.
+        baseline: An earlier version for as many ranks, stages and microbatches. No rank may hold more activations than
+            in it, and a step may not take longer, if a backward takes two forwards.
+
+    Raises:
+        SettingError: An argument is not possible, or the baseline is for other sizes, or it is not legal.
+    """
+    require_schedule("verify", schedule)
+    if not isinstance(transport, str) or transport not in TRANSPORTS:
+        raise SettingError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}; got {shown(transport)}")
+    limits = None if peak is None else _limits(schedule, peak)
+    problems = check(schedule)
+    if not problems and transport != "buffered":
+        problems = check(schedule if schedule.lowered else lower(schedule), **TRANSPORTS[transport])
+    if problems:
+        return [Rejection(problem.rank, str(problem)) for problem in problems]
+    timeline = simulate(strip(schedule))
+    found = [] if limits is None else list(_too_large(timeline, limits))
+    return found if baseline is None else found + list(_worse(schedule, timeline, baseline))
+
+
+def _limits(schedule: Schedule, peak: Any) -> list[Number]:
+    limits = [*peak] if isinstance(peak, (list, tuple)) else [peak] * schedule.ranks
+    if len(limits) != schedule.ranks:
+        raise SettingError(f"peak has {len(limits)} numbers for {schedule.ranks} ranks; give one, or one for each rank")
+    for limit in limits:
+        require_number("peak", limit, lambda number: number >= 0, "activations of at least 0")
+    return limits
+
+
+def _too_large(timeline: Timeline, limits: Sequence[Number]) -> Iterator[Rejection]:
+    for rank, (held, limit) in enumerate(zip(timeline.peak_activations, limits, strict=True)):
+        if held > limit:
+            text = f"rank {rank} holds {pretty(held)} activations at its peak; {pretty(limit)} are allowed"
+            yield Rejection(rank, text)
+
+
+def _worse(schedule: Schedule, timeline: Timeline, baseline: Schedule) -> Iterator[Rejection]:
+    """Yield what is worse than in the baseline."""
+    require_schedule("verify", baseline)
+    for name in ("ranks", "stages", "microbatches"):
+        ours, theirs = getattr(schedule, name), getattr(baseline, name)
+        if ours != theirs:
+            raise SettingError(f"the schedule has {ours} {name} and the baseline {theirs}; compare equal sizes")
+    if problems := check(baseline):
+        raise SettingError(f"the baseline is not legal: {problems[0]}")
+    before = simulate(strip(baseline))
+    for rank, (earlier, now) in enumerate(zip(before.peak_activations, timeline.peak_activations, strict=True)):
+        if now > earlier:
+            rise = f"from {pretty(earlier)} to {pretty(now)} activations"
+            yield Rejection(rank, f"the peak of rank {rank} rose {rise}")
+    if timeline.makespan > before.makespan:
+        rise = f"{pretty(before.makespan)} to {pretty(timeline.makespan)} forwards"
+        yield Rejection(None, f"a step takes longer: {rise}, if a backward takes two")
