@@ -7,7 +7,7 @@ from typing import Any
 
 from ppedu.core import SettingError
 from ppedu.planning.machine import Machine
-from ppedu.planning.pieces import require_amount
+from ppedu.planning.pieces import FLOP, Pieces, require_amount
 from ppedu.planning.planner import plan
 from ppedu.planning.presets import machine_named
 
@@ -42,6 +42,8 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
     require_amount("tokens_per_second", tokens_per_second, "tokens of all replicas per second, such as 100e3", 1e-9)
     tokens_per_second = float(tokens_per_second)
     now = machine_named(machine)
+    if isinstance(model := run.get("model"), Pieces) and model.unit != FLOP:
+        raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
     if now.flops is None:
         raise SettingError(
             "the machine has no speed to correct; give its achieved FLOP/s, such as Machine(flops=600e12)"
@@ -63,12 +65,13 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
     # The time is nearly a line over the slowness, so the secant method takes few steps.
     wanted, earlier, slowness = 1 / tokens_per_second, 1.0, 2.0
     earlier_time, time = seconds(earlier), seconds(slowness)
+    depends = time / earlier_time - 1  # how much longer the run takes on GPUs that are twice as slow
     for _ in range(ATTEMPTS):
         slope = (time - earlier_time) / (slowness - earlier)
         earlier, earlier_time = slowness, time
-        slowness += (wanted - time) / slope if slope else 0
         if not slope:
-            raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
+            break
+        slowness += (wanted - time) / slope
         if slowness > SLOWEST:
             raise SettingError(
                 f"{tokens_per_second:,.3g} tokens/s are too few: at the machine's own speed, the plan has "
@@ -76,17 +79,17 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
             )
         if slowness < FASTEST:
             raise SettingError(
-                f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links alone take longer; "
+                f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links or the host take longer; "
                 f"at the machine's own speed, the plan has {1 / seconds(1.0):,.0f}"
             )
         time = seconds(slowness)
         if abs(time / wanted - 1) < CLOSE:
             break
-    if slope * slowness < DEPENDS * time:
+    depends = min(depends, slope * slowness / time)
+    if depends < DEPENDS:
         raise SettingError(
             "this run says little about the speed of its GPUs, for it waits for its links or its host: on GPUs that "
-            f"are 10% slower, it would take {0.1 * slope * slowness / time:.1%} longer; take a run that computes most "
-            "of the time"
+            f"are 10% slower, it would take {0.1 * depends:.1%} longer; take a run that computes most of the time"
         )
     if now.peak and now.flops > now.peak * slowness:
         raise SettingError(

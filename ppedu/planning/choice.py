@@ -180,7 +180,7 @@ class Workload:
 
     def holders(self, schedule: Schedule) -> int:
         """Return how many GPUs hold the same weights."""
-        return self.replicas * self.pieces.context * schedule.placement.copies
+        return self.replicas * self.pieces.context * min(schedule.placement.copies, schedule.ranks)
 
     def expert_holders(self, schedule: Schedule) -> int:
         """Return how many GPUs hold the same experts."""

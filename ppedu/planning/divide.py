@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 from random import Random
+from textwrap import wrap
 from typing import Any
 
 from ppedu.core import PipelineError, SettingError
@@ -21,6 +23,7 @@ from ppedu.planning.pieces import MOST, require_amount
 from ppedu.planning.plan import GB, Plan
 from ppedu.planning.planner import MOST_RANKS, plan
 from ppedu.planning.presets import machine_named, model_named
+from ppedu.planning.reasons import ShortageError
 from ppedu.zoo import schedule as registered
 
 FIRST = ("1f1b", "zb-v")  # the schedules by which divisions are compared before the best are planned
@@ -89,6 +92,7 @@ class Divisions:
         lines = [line for row in in_text(self._cells(SHOWN), 30, LINE) for line in row]
         if len(self.rows) > SHOWN:
             lines.append(f"… and {len(self.rows) - SHOWN} more")
+        lines += ["", *wrap(f"the first: {self.best.plan.settings}", LINE)]
         if self.too_large:
             others = plural(self.too_large, "other division")
             lines += ["", f"{others} cannot run the schedules that are tried first, most for want of memory"]
@@ -204,7 +208,8 @@ def divide(
             except SettingError as error:  # it does not fit, as a rule
                 problems.append(error)
         if not found:
-            raise problems[0]
+            short = [problem for problem in problems if isinstance(problem, ShortageError)]
+            raise min(short, key=attrgetter("needed"), default=problems[0])
         found.sort(key=_slowness)
         for place, (_, way) in enumerate(found[:PROMISING]):
             report(f"the best divisions: {place + 1}", 0.5 + place / PROMISING / 2)

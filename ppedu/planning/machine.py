@@ -93,6 +93,8 @@ class Machine:
             raise SettingError("give node=, the GPUs in a node, with near_latency or near_bandwidth")
         if self.unit is not None:
             require_unit(self.unit)
+        if self.spread is not None and self.spread > 1:
+            raise SettingError(f"spread must be a part of the time, 0 to 1, such as 0.12; got {self.spread!r}")
 
     def speedup(self, precision: str) -> Number:
         """Return how many times as fast matrix products are in a format as in bf16, by the data sheet.

@@ -34,7 +34,8 @@ class Model:
         experts, active: Experts of a layer, and how many of them a token visits (mixture of experts). `ffn` is then the
             width of one expert.
         shared: Experts that every token visits.
-        imbalance: The tokens of the GPU with the busiest experts, as a multiple of the mean.
+        imbalance: The tokens of the GPU with the busiest experts, as a multiple of the mean; at most the GPUs among
+            which a layer's experts are divided.
         dense, dense_ffn: The first layers that have one perceptron in place of experts, and its width.
         key_rank, query_rank, rotary: For multi-head latent attention: the numbers of a token that its keys and values,
             and its queries, are made of; and the numbers that carry the position, which each head has beside its
@@ -75,14 +76,15 @@ class Model:
     predictions: int = 0
 
     def __post_init__(self) -> None:
-        require_count("layers", self.layers, most=MOST_LAYERS)
-        for name in ("width", "heads", "vocabulary"):
-            require_count(name, getattr(self, name), most=MOST)
-        for name in ("positions", "experts", "active", "shared", "dense", "key_rank", "query_rank", "rotary"):
-            require_count(name, getattr(self, name), least=0, most=MOST)
-        require_count("predictions", self.predictions, least=0, most=MOST_LAYERS)
+        limits = {"layers": (1, MOST_LAYERS), "predictions": (0, MOST_LAYERS)}
+        limits |= dict.fromkeys(("width", "heads", "vocabulary"), (1, MOST))
+        at_least_0 = ("positions", "experts", "active", "shared", "dense", "key_rank", "query_rank", "rotary")
+        limits |= dict.fromkeys(at_least_0, (0, MOST))
         if self.dense_ffn is not None:
-            require_count("dense_ffn", self.dense_ffn, most=MOST)
+            limits["dense_ffn"] = 1, MOST
+        for name, (least, most) in limits.items():
+            # NumPy's numbers become Python's: sums of theirs overflow.
+            object.__setattr__(self, name, require_count(name, getattr(self, name), least, most))  # frozen
         require_number("imbalance", self.imbalance, lambda number: 1 <= number <= MOST, "at least 1")
         for name in (each.name for each in fields(self) if each.type == "bool"):
             require_instance(name, getattr(self, name), bool, "True or False")

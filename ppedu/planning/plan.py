@@ -155,8 +155,15 @@ class Plan:
             lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
         return "\n".join(lines)
 
-    def _settings(self) -> str:
-        """Return what was asked or assumed, in words."""
+    def _size(self) -> str:
+        job = self.job
+        split = f" of {job.pieces.gpus} GPUs" if job.pieces.gpus > 1 else ""
+        size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
+        return f"{size}, {float(job.machine.memory) / GB:g} GB each"
+
+    @property
+    def settings(self) -> str:
+        """The questions and assumptions behind the plan, in words."""
         pieces, zero = self.job.pieces, self.job.zero
         weights, gradients, optimizer = pieces.bytes_per_weight
         said = [f"bytes of a weight: {weights:g}, its gradient {gradients:g}, the optimizer {optimizer:g}"]
@@ -166,9 +173,16 @@ class Plan:
             said.append(f"each sequence is in {pieces.context} parts")
         if pieces.expert > 1:
             beside = ", beside the computation of another microbatch" if pieces.overlap else ""
-            said.append(f"a layer's experts are on {pieces.expert} GPUs, and tokens are sent to them{beside}")
-        if pieces.graphs:
-            said.append("CUDA graphs start the kernels of layers with experts")
+            copies = ", once for each expert" if pieces.dispatcher == "alltoall" else ""
+            said.append(f"a layer's experts are on {pieces.expert} GPUs, and tokens are sent to them{copies}{beside}")
+        if pieces.visited:
+            said.append(
+                "CUDA graphs start the kernels of layers with experts"
+                if pieces.graphs
+                else "without CUDA graphs, a layer with experts takes the host 9.5 ms at least"
+            )
+        if pieces.tensor_overlap and pieces.tensor > 1:
+            said.append("half of a tensor group's exchange is hidden")
         if pieces.shard_vocabulary:
             said.append("every rank has a part of the embedding and of the head")
         if pieces.precision != "bf16":
@@ -184,12 +198,9 @@ class Plan:
         return "; ".join(said)
 
     def __str__(self) -> str:
-        job = self.job
         head, *rows = self._rows(SHOWN)
         more = sum(not each.excess for each in self.choices) - len(rows)
-        split = f" of {job.pieces.gpus} GPUs" if job.pieces.gpus > 1 else ""
-        size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
-        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each", *wrap(self._settings(), LINE)]
+        lines = [self._size(), *wrap(self.settings, LINE)]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]
         lines += [f"… and {more} more"] if more > 0 else []
         copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
@@ -209,7 +220,8 @@ class Plan:
         rows = [[escape(cell) for cell in row] for row in self._rows(len(self.choices))]
         notes = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
         stages = f'<pre style="white-space: pre-wrap;">{escape(self.partition())}</pre>'
-        return f"{in_html(rows)}{stages}<ol>{notes}</ol>"
+        said = f"<p>{escape(self._size())}; {escape(self.settings)}</p>"
+        return f"{in_html(rows)}{said}{stages}<ol>{notes}</ol>"
 
 
 def _held(pieces: range, letters: str) -> str:

@@ -149,7 +149,7 @@ def plan(
                 choices[choices.index(choice)] = job.choice(even)
         choices.sort(key=_order)
     if choices[0].excess > 0:
-        raise SettingError(shortage(job, choices[0], recompute is False, cuts is not None))
+        raise shortage(job, choices[0], recompute is False, cuts is not None)
     fastest = choices[0]
     leanest = min((each for each in choices if not each.excess and each.longer(fastest) <= ALIKE), key=_fullest)
     choices.remove(leanest)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ppedu.core import PipelineError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.numeric import pretty
 from ppedu.planning.choice import Choice, Workload
 from ppedu.zoo import schedule as registered
@@ -15,7 +15,15 @@ from ppedu.zoo import schedule as registered
 GB = 1e9
 
 
-def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> str:
+class ShortageError(SettingError):
+    """Nothing fits in the memory. `needed` is the least that a GPU would have to have, in bytes."""
+
+    def __init__(self, message: str, needed: float):
+        super().__init__(message)
+        self.needed = needed
+
+
+def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> ShortageError:
     """Return the error if nothing fits: what is short, by how much, and what would fit.
 
     Args:
@@ -23,7 +31,7 @@ def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> str:
     """
     limit = job.machine.memory
     if limit < 1e6:
-        return f"the machine has a memory of {limit:g} bytes; 80 GB are memory=80e9"
+        return ShortageError(f"the machine has a memory of {limit:g} bytes; 80 GB are memory=80e9", 0)
     smallest = _smallest(job, closest)
     closest = closest if fixed else smallest
     sizes = closest.memory
@@ -35,10 +43,11 @@ def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> str:
     wider = (job.ranks * factor for factor in (2, 4, 8) if job.ranks * factor <= len(job.pieces))
     more += [f"{ranks} ranks" for ranks in wider if _fits_on(job, ranks, microbatches)][:1]
     more.append(f"a memory of {sizes[rank] / GB:.1f} GB")
-    return (
+    return ShortageError(
         f"nothing fits in {limit / GB:g} GB on {job.ranks} ranks: the closest, {closest.name}, needs "
         f"{sizes[rank] / GB:.1f} GB on rank {rank} ({parts}), {(sizes[rank] - limit) / GB:.1f} GB too many; what would "
-        f"fit: {', or '.join(more)}"
+        f"fit: {', or '.join(more)}",
+        float(sizes[rank]),
     )
 
 

@@ -56,7 +56,8 @@ def pieces_of(
         expert: GPUs, of all that hold a stage, among which each layer's experts are divided: every GPU has whole
             experts, and tokens are sent to them. With 1, each tensor group has all experts and splits each of them.
         overlap: What is sent to experts and back is on its way while another microbatch computes, so that F and I take
-            as long as the longer of the two (arXiv 2412.19437, section 3.2.1).
+            as long as the longer of the two. Meanwhile, 20 of 132 multiprocessors send and do not compute (arXiv
+            2412.19437, sections 3.2.1 and 3.2.2).
         dispatcher: With "alltoall", a token is sent once for each of its experts; with "deepep", once to each GPU, or
             to each node if experts are on several.
         tensor_overlap: The GPUs of a tensor group multiply matrices in parts, and exchange those that are ready
@@ -70,19 +71,21 @@ def pieces_of(
         SettingError: A number is not possible, or a name is unknown.
     """
     sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
+    tensor, element = require_count("tensor", tensor, 1, MOST), require_count("element", element, 1, MOST)
+    context, expert = require_count("context", context, 1, sequence), require_count("expert", expert, 1, MOST)
     model.require_split(recompute, tensor)
-    require_count("element", element, most=MOST)
-    require_count("context", context, most=sequence)
     require_name("precision", precision, INPUT_BYTES)
     require_name("dispatcher", dispatcher, DISPATCHERS)
     flags = {"overlap": overlap, "tensor_overlap": tensor_overlap, "graphs": graphs}
     for name, flag in (flags | {"shard_vocabulary": shard_vocabulary}).items():
         require_instance(name, flag, bool, "True or False")
-    if max(model.experts, 1) % require_count("expert", expert, most=MOST):
+    if max(model.experts, 1) % expert:
         has = f"the {plural(model.experts, 'expert')} of a layer" if model.experts else "1: the model has no experts"
         raise SettingError(f"expert must be a divisor of {has}; got {expert}")
     parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
     require_instance("sequence_parallel", parallel, bool, "True, False or None")
+    if model.imbalance > expert:  # one of these GPUs has all tokens
+        model = replace(model, imbalance=expert)
     kept_by = implementation_named(implementation)
     inputs = _input_bytes(precision, element)
     tokens, part = batch * sequence, batch / context
@@ -174,7 +177,7 @@ def layer_work(
         split += 4 * element * model.active * width
     moved = tokens * (shared + split / tensor)
     sent = element * tokens * width
-    routed = 2 * sent / tensor if expert > 1 else 0
+    routed = 2 * sent * float(model.imbalance) / tensor if expert > 1 else 0
     exchanged = (4 if model.shared or not routed else 2) * sent * (tensor - 1) / tensor
     uneven = 2 * tokens * model.active * float(model.imbalance - 1) * model.perceptron
     matrices = (batch * flops[2] + uneven) / tensor  # W has the matrices alone

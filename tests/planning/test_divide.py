@@ -1,6 +1,7 @@
 """Divisions of GPUs, against a plan for each of them, and against a published one."""
 
 import math
+import re
 from itertools import product
 
 import pytest
@@ -40,9 +41,20 @@ def test_a_table_lists_the_divisions():
     best = found.best.plan.best
     assert f"{best.tokens_per_second:,.0f}" in first and "best" in first
     assert found._repr_html_().count("<tr>") == len(found.rows) + 1
+    assert "the first: bytes of a weight: 2, its gradient 4, the optimizer 12;" in str(found)
     told = []
     pp.divide("gpt2", "h100", 4, 8, 512, tensor=1, schedules=["1f1b"], progress=lambda what, part: told.append(part))
     assert told == sorted(told) and told[0] == 0 and told[-1] == 1
+
+
+def test_the_reason_is_that_of_the_way_that_needs_least():
+    def needed(**given):
+        with pytest.raises(pp.SettingError, match="needs") as caught:
+            pp.divide("deepseek-v3", "h100", 8, 32, 4096, schedules="1f1b", recompute=True, microbatch=1, **given)
+        return float(re.search(r"needs ([\d.]+) GB", str(caught.value))[1])
+
+    each = [needed(tensor=tensor, ranks=ranks) for tensor, ranks in ((1, 1), (1, 8), (8, 1))]
+    assert needed(tensor=[1, 8], ranks=[1, 8]) == min(each) < max(each)
 
 
 def test_a_bar_is_drawn(capsys):

@@ -159,9 +159,43 @@ def test_kernels_of_experts_start_one_after_the_other():
 
 
 def test_uneven_experts_take_longer_and_more_memory():
-    even, uneven = (pp.Model(**SPARSE, imbalance=number).pieces(128).pieces[1] for number in (1, 2))
+    even, uneven = (pp.Model(**SPARSE, imbalance=number).pieces(128, expert=4).pieces[1] for number in (1, 2))
     assert uneven.weight - even.weight == 2 * 128 * 2 * 3 * 64 * 32  # two experts of three matrices
     assert uneven.activation > even.activation and uneven.weights == even.weights
+    assert uneven.work[0].routed == 2 * even.work[0].routed
+    # One of 4 GPUs has at most all tokens, which is 4 times the mean; a GPU that has all experts has all tokens, too.
+    most, beyond = (pp.Model(**SPARSE, imbalance=number).pieces(128, expert=4) for number in (4, 9))
+    assert most.pieces == beyond.pieces
+    assert pp.Model(**SPARSE, imbalance=2).pieces(128).pieces == pp.Model(**SPARSE).pieces(128).pieces
+
+
+def test_a_plan_says_how_tokens_are_sent_and_kernels_started():
+    asked = {
+        "ranks": 2,
+        "microbatches": 2,
+        "sequence": 128,
+        "schedules": "1f1b",
+        "replicas": 4,
+        "expert": 4,
+        "tensor": 2,
+    }
+    asked |= {"dispatcher": "alltoall", "tensor_overlap": True}
+    plan = pp.plan(pp.Model(**SPARSE), "h100", **asked)
+    for text in (" ".join(str(plan).split()), plan._repr_html_()):
+        for said in (
+            "tokens are sent to them, once for each expert;",
+            "a layer with experts takes the host 9.5 ms at least;",
+            "half of a tensor group&#x27;s" if "<" in text else "half of a tensor group's exchange is hidden;",
+        ):
+            assert said in text
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    numpy = pytest.importorskip("numpy")
+    sizes = {name: numpy.int8(size) for name, size in SPARSE.items()}
+    options = {"tensor": 2, "context": 2, "expert": 4, "element": 2}
+    wanted = pp.Model(**SPARSE).pieces(4096, **options)
+    assert pp.Model(**sizes).pieces(4096, **{name: numpy.int8(size) for name, size in options.items()}) == wanted
 
 
 def test_a_further_prediction_has_a_layer_and_the_head():

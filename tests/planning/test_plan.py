@@ -145,6 +145,13 @@ def test_the_same_question_has_the_same_answer():
     assert first.choices == second.choices
 
 
+def test_two_copies_on_one_rank_share_nothing():
+    found = pp.plan("gpt2", "h100", 1, 8, sequence=1024, schedules=["gems", "1f1b"], recompute=False)
+    by_name = {choice.schedule.name: choice for choice in found.choices}
+    assert by_name["gems"].kinds[0]["optimizer"] == by_name["1f1b"].kinds[0]["optimizer"]
+    assert by_name["gems"].after == by_name["1f1b"].after
+
+
 def test_unfinished_generators_are_left_out(unfinished):
     names = {choice.name for choice in pp.plan(EIGHT_BILLION, MACHINE, 2, 3, seconds=0).choices}
     assert "1f1b" in names and not names & {"raises", "nothing", "numbers", "stuck"}
