@@ -36,8 +36,8 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
             Otherwise, the choice that is best at the machine's own speed is taken; at another speed, another may be.
 
     Raises:
-        SettingError: As in `plan`; or no speed explains the number: links alone take longer; or the time of the run
-            says little about the speed of its GPUs.
+        SettingError: As in `plan`; or no speed explains the number: links or the host take longer; or the time of
+            the run says little about the speed of its GPUs.
     """
     require_amount("tokens_per_second", tokens_per_second, "tokens of all replicas per second, such as 100e3", 1e-9)
     tokens_per_second = float(tokens_per_second)

@@ -158,11 +158,11 @@ def layer_work(
     """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
 
     The FLOPs are those of `Model.layer_flops`. Between the matrices, F and I each read and write the inputs and outputs
-    of two norms and two additions, of the rotation of queries and keys, and of the activation function. All three read
-    the matrices, and what these multiply, for every microbatch: few tokens use a GPU worse than many. Without `flash`,
-    the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input, and scatter
-    and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each sends its tokens to
-    their experts and gets the results; an expert that every token visits is split all the same.
+    of two norms and two additions, of the rotation of queries and keys, and of the activation function. F, I and W read
+    the matrices, and the numbers that they multiply, for every microbatch, so few tokens use a GPU worse than many.
+    Without `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its
+    input, and scatter and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each
+    sends its tokens to their experts and gets the results; an expert that every token visits is split all the same.
     """
     width, tokens = model.width, sequence * batch
     flops = model.layer_flops(sequence)
