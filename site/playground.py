@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from orders import rows
 from said import OWN_CODE, said
 
 import ppedu as pp
@@ -148,17 +147,12 @@ def written(inputs: Inputs) -> tuple[Schedule, str]:
             raise ParseError(said(error)) from None
         code = f"import ppedu as pp\n\n@pp.register({name!r}, {placement!r}, {chunks})\n{text.strip()}\n\n"
         return made, f"{code}s = pp.schedule({name!r}, {ranks}, {microbatches})"
-    table = "\n".join(rows(text))
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "yours.csv")
-        path.write_text(f"{table}\n", encoding="utf-8")
-        try:
-            made = Schedule.from_csv(path, place)
-        except PipelineError as error:
-            raise ParseError(str(error).replace(repr(str(path)), "the text")) from None
-    code = f'import ppedu as pp\nfrom pathlib import Path\n\nPath("yours.csv").write_text("""\\\n{table}\n""")\n'
+    try:
+        made = Schedule.read(text, place, name="yours")
+    except PipelineError as error:
+        raise ParseError(str(error)) from None
     where = repr(placement) if isinstance(place, str) else f"pp.Placement.custom({placement})"
-    return made, f'{code}s = pp.Schedule.from_csv("yours.csv", {where})'
+    return made, f'import ppedu as pp\n\ns = pp.Schedule.read("""\\\n{text.strip()}\n""", {where})'
 
 
 def _ranks(text: str) -> list[int]:

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     of_schedule = argparse.ArgumentParser(add_help=False)
-    of_schedule.add_argument("schedule", metavar="SCHEDULE", help="a name printed by `list`, or a .csv file")
+    of_schedule.add_argument("schedule", metavar="SCHEDULE", help="a name printed by `list`, or a .csv or .txt file")
     of_schedule.add_argument("-r", "--ranks", type=int, metavar="N", help=f"ranks (default: {RANKS}, or the file's)")
     of_schedule.add_argument(
         "-m", "--microbatches", type=int, metavar="N", help=f"microbatches (default: {MICROBATCHES}, or the file's)"
@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     of_schedule.add_argument(
         "-o", "--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=text
     )
-    of_schedule.add_argument("--placement", help="placement of a .csv file: loop, v or bidirectional (default: loop)")
+    of_schedule.add_argument(
+        "--placement", help="placement of a file: loop, v or bidirectional (default: loop; that which fits a .txt file)"
+    )
 
     of_schedule.add_argument(
         "--forward-only", action="store_true", help="forwards alone, for inference; a .csv file must have no others"
@@ -177,12 +179,15 @@ def _parser() -> argparse.ArgumentParser:
 def _schedule(options: Options) -> Schedule:
     """Return the schedule that the command line names."""
     name, ranks, microbatches = options.schedule, options.ranks, options.microbatches
-    if name.lower().endswith(".csv"):
+    if name.lower().endswith((".csv", ".txt")):
         if ranks is not None or options.option:
             raise SettingError(f"the ranks and options of {name!r} are those of the file; leave out -r and -o")
-        return Schedule.from_csv(name, options.placement or "loop", microbatches, forward_only=options.forward_only)
+        if name.lower().endswith(".csv"):
+            return Schedule.from_csv(name, options.placement or "loop", microbatches, forward_only=options.forward_only)
+        where = named(name)
+        return Schedule.read(where, options.placement, microbatches, where.stem, options.forward_only)
     if options.placement is not None:
-        raise SettingError(f"the placement of {name!r} is fixed; leave out --placement, which is for .csv files")
+        raise SettingError(f"the placement of {name!r} is fixed; leave out --placement, which is for files")
     ranks = RANKS if ranks is None else ranks
     microbatches = MICROBATCHES if microbatches is None else microbatches
     made = schedule(name, ranks, microbatches, **dict(options.option))

@@ -1,22 +1,28 @@
-"""Schedules as CSV: one line per rank, one action per cell."""
+"""Orders as text: as CSV with one line per rank and one action per cell, and as torch and Megatron-LM print them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ppedu.core.actions import COMMUNICATION, SHARDING, Action
-from ppedu.core.errors import ParseError, PipelineError
+from ppedu.core.errors import ParseError, PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
-from ppedu.core.validate import require_count, require_instance
+from ppedu.core.validate import require_count, require_instance, shown
 
 Orders = tuple[tuple[Action, ...], ...]
+# A rank's order in what `print(schedule.pipeline_order)` shows in PyTorch: 0: [0F0, None, 0B0]
+TORCH = re.compile(r"(\d+)\s*:\s*\[([^\]]*)\]")
 
 
 def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
@@ -26,25 +32,100 @@ def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
     return out.getvalue()
 
 
-def read(
-    path: str | os.PathLike[str], placement: str | Placement, microbatches: int | None
-) -> tuple[Placement, int, Orders]:
-    """Return the placement, the number of microbatches and the orders of a CSV file. See `Schedule.from_csv`."""
-    require_instance("placement", placement, str | Placement, "a name, such as 'loop' or 'v', or a Placement")
-    where = named(path)
+def rows_of(text: str) -> list[str]:
+    """Return a line of CSV for each rank.
+
+    Args:
+        text: A line for each rank, with actions between commas or spaces, or with Megatron-LM's numbers: 2 is the
+            forward of the rank's second chunk for its next microbatch, and -2 the backward. Or torch's orders by rank.
+
+    Raises:
+        ParseError: torch's ranks are not 0, 1, 2 …, or Megatron-LM's numbers have a 0.
+    """
+    if text.lstrip().startswith(("{", "defaultdict")):
+        found = {int(rank): order for rank, order in TORCH.findall(text)}
+        if [*found] != [*range(len(found))]:
+            raise ParseError(f"torch's orders are for ranks 0, 1, 2 …; got {', '.join(map(str, found))}")
+        lines = [
+            " ".join(each for each in order.replace(",", " ").split() if each != "None") for order in found.values()
+        ]
+    else:
+        lines = [line for line in re.sub(r"[·,\[\]]", " ", text).splitlines() if line.strip()]
+    orders = [line.split() for line in lines]
+    if orders and all(re.fullmatch(r"-?\d+", each) for order in orders for each in order):
+        orders = [_megatron(rank, len(orders), [int(each) for each in order]) for rank, order in enumerate(orders)]
+    return [",".join(order) for order in orders]
+
+
+def _megatron(rank: int, ranks: int, order: list[int]) -> list[str]:
+    """Return the actions of a rank's order in Megatron-LM's numbers, which leave out the microbatches."""
+    if 0 in order:
+        raise ParseError("Megatron-LM's chunks are 1, 2 … forward and -1, -2 … backward; got 0")
+    seen: Counter[int] = Counter()
+    actions = []
+    for number in order:
+        actions.append(f"{(abs(number) - 1) * ranks + rank}{'F' if number > 0 else 'B'}{seen[number]}")
+        seen[number] += 1
+    return actions
+
+
+def recognized(source: Any) -> tuple[str, str]:
+    """Return orders as CSV text, and what to call them. See `Schedule.read`.
+
+    Raises:
+        SettingError: `Schedule.read` does not take such a source.
+        ParseError, PipelineError: As in `rows_of` and `text_of`.
+    """
+    orders = getattr(source, "pipeline_order_with_comms", None) or getattr(source, "pipeline_order", source)
+    if isinstance(orders, Mapping):
+        if not all(isinstance(rank, int) for rank in orders):
+            raise SettingError(f"torch's orders are from ranks, 0, 1, 2 …, to lists of actions; got {shown(orders)}")
+        text = "{" + ", ".join(f"{rank}: [{', '.join(map(str, orders[rank]))}]" for rank in sorted(orders)) + "}"
+        return "\n".join(rows_of(text)), "torch's schedule"
+    require_instance(
+        "source", orders, str | os.PathLike, "a file, text, or a schedule of torch, with its pipeline_order"
+    )
+    if isinstance(orders, str) and _is_text(orders):
+        return "\n".join(rows_of(orders)), "the text"
+    path = named(orders)
+    return "\n".join(rows_of(text_of(path))), repr(str(path))
+
+
+def _is_text(source: str) -> bool:
+    """Return whether text is orders, not the name of a file."""
+    if not source.strip() or "\n" in source or source.lstrip().startswith(("{", "defaultdict")):
+        return True
+    first = re.split(r"[\s,]", source.strip())[0]
+    with suppress(ParseError):
+        Action.parse(first)
+        return True
+    return re.fullmatch(r"-?\d+", first) is not None
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file. Raise PipelineError if it cannot be read."""
     try:
-        rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8-sig"), newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def parse(text: str, where: str, placement: str | Placement, microbatches: int | None) -> tuple[Placement, int, Orders]:
+    """Return the placement, the number of microbatches and the orders of CSV text. See `Schedule.from_csv`."""
+    require_instance("placement", placement, str | Placement, "a name, such as 'loop' or 'v', or a Placement")
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise PipelineError(f"cannot read {where}: {error}") from error
     while rows and not rows[-1]:
         del rows[-1]  # trailing blank lines
-    parse = cache(Action.parse)
-    orders = tuple(tuple(_actions(row, line, where, parse)) for line, row in enumerate(rows, 1))
+    action = cache(Action.parse)
+    orders = tuple(tuple(_actions(row, line, where, action)) for line, row in enumerate(rows, 1))
     number = sum(map(len, orders))
     different = set().union(*orders)
     singles = {single for action in different for single in action.singles}
     if not any(single.op not in SHARDING for single in singles):
-        raise ParseError(f"{str(where)!r} holds no actions; expected a line per rank, with cells such as 0F0")
+        raise ParseError(f"{where} holds no actions; expected a line per rank, with cells such as 0F0")
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
     forwards = stages * found
@@ -55,12 +136,12 @@ def read(
     too_many = number > 1000 * (1 + forwards)
     if too_few or too_many:
         raise ParseError(
-            f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
+            f"{where} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
             f"but has {plural(number, 'action')}; look for a typo in the largest stage or microbatch"
         )
     if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
-        raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
-    size = f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages"
+        raise ParseError(f"{where} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
+    size = f"{where} has {len(orders)} ranks (lines) and {stages} stages"
     if isinstance(placement, str):
         if stages % len(orders):
             raise ParseError(f"{size}; every rank must hold the same number of stages")
@@ -70,7 +151,7 @@ def read(
     return placement, found, orders
 
 
-def _actions(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:
+def _actions(row: list[str], line: int, where: str, parse: Callable[[str], Action]) -> Iterable[Action]:
     """Return the actions of a line, without its empty cells."""
     actions, empty = [], False
     for column, cell in enumerate(row, 1):
@@ -82,7 +163,7 @@ def _actions(row: list[str], line: int, path: Path, parse: Callable[[str], Actio
         try:
             actions.append(parse(cell))
         except ParseError as error:
-            raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
+            raise ParseError(f"{where}, line {line}, cell {column}: {error}") from None
     if empty and any(action.op in COMMUNICATION for action in actions):
-        raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells; delete them")
+        raise ParseError(f"{where}, line {line}: a schedule with communication has no empty cells; delete them")
     return actions

@@ -15,7 +15,7 @@ from typing import Any
 
 from ppedu.core import hooks
 from ppedu.core.actions import COMMUNICATION, Action, Op, is_well_formed
-from ppedu.core.csv_format import csv_text, read
+from ppedu.core.csv_format import csv_text, parse, recognized, text_of
 from ppedu.core.dependencies import Numbered, Replay, replay
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
@@ -196,10 +196,43 @@ class Schedule:
             SettingError: The placement, the name or `microbatches` is invalid.
             PipelineError: The file cannot be read.
         """
-        placement, found, orders = read(path, placement, microbatches)
+        where = named(path)
+        placement, found, orders = parse(text_of(where), repr(str(where)), placement, microbatches)
         if name is None:
-            name = UNWRITABLE.sub("�", named(path).stem)
+            name = UNWRITABLE.sub("�", where.stem)
         return cls(name, placement, found, orders, forward_only)
+
+    @classmethod
+    def read(
+        cls,
+        source: Any,
+        placement: str | Placement | None = None,
+        microbatches: int | None = None,
+        name: str = "read",
+        forward_only: bool = False,
+    ) -> Schedule:
+        """Return a schedule as others write it, recognized by its content.
+
+            pp.Schedule.read(torch_schedule)  # or torch_schedule.pipeline_order, or what print shows of it
+            pp.Schedule.read("1 1 -1 -1\\n1 -1 1 -1")  # Megatron-LM's orders, a line for each rank
+
+        Args:
+            source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, from a rank
+                to a list of actions or None; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
+                rank's second chunk for the next microbatch, and -2 its backward; a line of actions for each rank, with
+                commas or spaces; or the path of a file with one of these.
+            placement: By default the first of "loop", "v" and "bidirectional" with which the orders are legal.
+            microbatches, forward_only: As in `from_csv`.
+
+        Raises:
+            ParseError: An action is unknown, or the orders do not match the placement or `microbatches`.
+            SettingError: The source is none of these, or an argument is invalid.
+            PipelineError: The file cannot be read.
+        """
+        text, where = recognized(source)
+        place, found, orders = parse(text, where, placement or "loop", microbatches)
+        schedule = cls(name, place, found, orders, forward_only)
+        return schedule if placement else _with_fitting_placement(schedule) or schedule
 
 
 def _as_tuple(rule: str, values: Any) -> tuple[Any, ...]:
@@ -238,15 +271,22 @@ def require_compute(what: str, schedule: Any) -> None:
 
 def suggest_placement(schedule: Schedule) -> str | None:
     """Return a sentence that suggests a placement with which the same orders are legal; None if there is not one."""
-    ranks, placement = schedule.ranks, schedule.placement
-    chunks, odd = divmod(schedule.stages, ranks)
-    if not odd and any(problem.kind == "rank" for problem in schedule.problems):
-        names = ["loop", "v", "bidirectional"] if chunks == 1 else ["loop", "v"]
-        for name in names:
-            other = replace(schedule, placement=Placement.make(name, ranks, chunks, schedule.microbatches))
-            if not other.problems:
-                return (
-                    f"{schedule!r} is not legal with the placement {placement.name!r}, but with {name!r} the same "
-                    f"orders are; choose that placement (on the command line: --placement {name})"
-                )
+    if not (other := _with_fitting_placement(schedule)):
+        return None
+    name = other.placement.name
+    return (
+        f"{schedule!r} is not legal with the placement {schedule.placement.name!r}, but with {name!r} the same orders "
+        f"are; choose that placement (on the command line: --placement {name})"
+    )
+
+
+def _with_fitting_placement(schedule: Schedule) -> Schedule | None:
+    """Return the same orders with a placement that makes them legal, if they are not on the ranks of their own."""
+    chunks, odd = divmod(schedule.stages, schedule.ranks)
+    if odd or not any(problem.kind == "rank" for problem in schedule.problems):
+        return None
+    for name in ["loop", "v", "bidirectional"] if chunks == 1 else ["loop", "v"]:
+        other = replace(schedule, placement=Placement.make(name, schedule.ranks, chunks, schedule.microbatches))
+        if not other.problems:
+            return other
     return None

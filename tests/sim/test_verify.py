@@ -87,6 +87,9 @@ def test_the_command(tmp_path, capsys, monkeypatch, crossed):
     pp.schedule("zb-v", 4, 8).to_csv("v.csv")
     assert main(["verify", "v.csv"]) == 1 and "v" in capsys.readouterr().out
     assert main(["verify", "v.csv", "--placement", "v"]) == 0 and "legal" in capsys.readouterr().out
+    (tmp_path / "megatron.txt").write_text("1 1 -1 -1\n1 -1 1 -1\n")
+    assert main(["verify", "megatron.txt"]) == 0
+    assert capsys.readouterr().out.startswith("megatron, 2 ranks, 2 microbatches: legal")
     with pytest.raises(SystemExit):
         main(["verify", "crossed.csv", "--peak", "1,x"])
     assert "give a number, or one for each rank, such as 4,3,2,1" in capsys.readouterr().err

@@ -102,7 +102,6 @@ def test_the_code_makes_what_is_shown():
         scope = {}
         exec(answer["code"].replace("\nt.show()", ""), scope)
         assert scope["t"].rows == page.widget.panels()[0].timeline.rows
-    Path("yours.csv").unlink()
 
 
 def test_an_illegal_schedule_is_drawn_as_far_as_it_goes_with_the_reasons():

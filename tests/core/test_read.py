@@ -1,0 +1,83 @@
+"""`Schedule.read`: the orders of torch and Megatron-LM, and lines of actions, recognized by their content."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import ppedu as pp
+from ppedu import ParseError, PipelineError, Schedule, SettingError
+
+ZOO = [
+    pp.schedule(name, 4, 8, **options)
+    for name, options in [
+        ("gpipe", {}),
+        ("1f1b", {}),
+        ("interleaved", {"chunks": 3}),
+        ("zb-h1", {}),
+        ("zb-v", {}),
+        ("dualpipe", {}),
+        ("dualpipev", {}),
+    ]
+]
+
+
+def same(found, schedule):
+    return (found.orders, found.placement, found.microbatches) == (
+        schedule.orders,
+        schedule.placement,
+        schedule.microbatches,
+    )
+
+
+@pytest.mark.parametrize("schedule", ZOO, ids=lambda each: each.name)
+def test_orders_are_read_in_every_form_with_their_placement(tmp_path, schedule):
+    orders = {rank: [None, *order] for rank, order in enumerate(schedule.orders)}
+    spaced = "\n".join(" ".join(map(str, order)) for order in schedule.orders)
+    printed = ", ".join(f"{rank}: [{', '.join(map(str, order))}]" for rank, order in orders.items())
+    for number, source in enumerate([schedule.to_csv(), spaced, f"{{{printed}}}"]):
+        path = tmp_path / f"{number}.txt"
+        path.write_text(source)
+        assert all(same(Schedule.read(each), schedule) for each in (source, path, str(path)))
+    for source in (orders, SimpleNamespace(pipeline_order=orders, pipeline_order_with_comms={})):
+        assert same(Schedule.read(source), schedule)
+
+
+def test_a_schedule_of_torch_is_read_with_its_messages():
+    """Torch's interleaved schedule, with the messages that torch places for its own runtime."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed.pipelining import schedules as theirs
+
+    ours = pp.schedule("zb-h1", 2, 4)
+    orders = {
+        rank: [theirs._Action.from_str(str(action)) for action in order] for rank, order in enumerate(ours.orders)
+    }
+    assert same(Schedule.read(orders), ours) and torch.__version__
+    lowered = theirs._add_send_recv(orders, stage_to_rank=lambda stage: stage, num_stages=2)
+    found = Schedule.read(SimpleNamespace(pipeline_order=orders, pipeline_order_with_comms=lowered))
+    assert found.lowered and pp.check(found) == [] and same(pp.strip(found), ours)
+
+
+def test_megatrons_numbers_are_chunks():
+    """Order of get_schedule_table's users: each rank's forwards and backwards, with microbatches counted by chunk."""
+    found = Schedule.read("1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1")
+    assert [str(action) for action in found.orders[1]] == ["1F0", "1F1", "3F0", "3B0", "3F1", "3B1", "1B0", "1B1"]
+    assert pp.check(found) == [] and found.chunks == 2
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path):
+    with pytest.raises(ParseError, match="the text, line 1, cell 2: '0X0' is not an action"):
+        Schedule.read("0F0 0X0\n")
+    with pytest.raises(ParseError, match="the text holds no actions"):
+        Schedule.read(" ")
+    with pytest.raises(ParseError, match="torch's orders are for ranks 0, 1, 2 …; got 0, 2"):
+        Schedule.read({0: [], 2: []})
+    with pytest.raises(SettingError, match="from ranks, 0, 1, 2 …, to lists"):
+        Schedule.read({"a": []})
+    with pytest.raises(SettingError, match="source must be a file, text, or a schedule of torch"):
+        Schedule.read(5)
+    with pytest.raises(PipelineError, match=r"cannot read '.*none\.txt'"):
+        Schedule.read(tmp_path / "none.txt")
+    illegal = Schedule.read("0B0 0F0\n1F0 1B0")
+    assert illegal.placement.name == "loop" and pp.check(illegal)
+    with pytest.raises(ParseError, match="every rank must hold the same number of stages"):
+        Schedule.read("0F0 0B0 2F0 2B0\n1F0 1B0", placement="loop")
