@@ -77,6 +77,8 @@ def recognized(source: Any) -> tuple[str, str]:
         ParseError, PipelineError: As in `rows_of` and `text_of`.
     """
     orders = getattr(source, "pipeline_order_with_comms", None) or getattr(source, "pipeline_order", source)
+    if isinstance(orders, (list, tuple)):
+        orders = dict(enumerate(orders))
     if isinstance(orders, Mapping):
         if not all(isinstance(rank, int) for rank in orders):
             raise SettingError(f"torch's orders are from ranks, 0, 1, 2 …, to lists of actions; got {shown(orders)}")

@@ -42,24 +42,37 @@ def test_orders_are_read_in_every_form_with_their_placement(tmp_path, schedule):
         assert same(Schedule.read(source), schedule)
 
 
-def test_a_schedule_of_torch_is_read_with_its_messages():
-    """Torch's interleaved schedule, with the messages that torch places for its own runtime."""
-    torch = pytest.importorskip("torch")
-    from torch.distributed.pipelining import schedules as theirs
-
-    ours = pp.schedule("zb-h1", 2, 4)
-    orders = {
-        rank: [theirs._Action.from_str(str(action)) for action in order] for rank, order in enumerate(ours.orders)
-    }
-    assert same(Schedule.read(orders), ours) and torch.__version__
-    lowered = theirs._add_send_recv(orders, stage_to_rank=lambda stage: stage, num_stages=2)
-    found = Schedule.read(SimpleNamespace(pipeline_order=orders, pipeline_order_with_comms=lowered))
-    assert found.lowered and pp.check(found) == [] and same(pp.strip(found), ours)
+@pytest.mark.parametrize(
+    ("name", "placement", "chunks"),
+    [
+        ("GPipe", "loop", 1),
+        ("1F1B", "loop", 1),
+        ("Interleaved1F1B", "loop", 2),
+        ("LoopedBFS", "loop", 2),
+        ("InterleavedZeroBubble", "loop", 2),
+        ("ZBVZeroBubble", "v", 2),
+        ("DualPipeV", "v", 2),
+    ],
+)
+def test_torchs_schedules_are_read_with_and_without_their_messages(name, placement, chunks):
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    for with_comms in (False, True):
+        orders = visualizer.get_schedule_ops(name, 4, 8, chunks, with_comms=with_comms)
+        as_object = SimpleNamespace(pipeline_order_with_comms=dict(enumerate(orders)))
+        for source in (orders, dict(enumerate(orders)), as_object):
+            found = Schedule.read(source)
+            assert (found.placement.name, found.chunks, found.lowered) == (placement, chunks, with_comms)
+            assert pp.check(found) == []
 
 
 def test_megatrons_numbers_are_chunks():
     """Order of get_schedule_table's users: each rank's forwards and backwards, with microbatches counted by chunk."""
-    found = Schedule.read("1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1")
+    text, lists = (
+        "1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1",
+        [[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]],
+    )
+    found = Schedule.read(text)
+    assert same(Schedule.read(lists), found)
     assert [str(action) for action in found.orders[1]] == ["1F0", "1F1", "3F0", "3B0", "3F1", "3B1", "1B0", "1B1"]
     assert pp.check(found) == [] and found.chunks == 2
 
