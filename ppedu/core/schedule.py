@@ -217,8 +217,8 @@ class Schedule:
             pp.Schedule.read("1 1 -1 -1\\n1 -1 1 -1")  # Megatron-LM's orders, a line for each rank
 
         Args:
-            source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, a list
-                of actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
+            source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, a list of
+                actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
                 rank's second chunk for the next microbatch, and -2 its backward; a line of actions for each rank, with
                 commas or spaces; or the path of a file with one of these.
             placement: By default the first of "loop", "v" and "bidirectional" with which the orders are legal.

@@ -45,8 +45,6 @@ def test_orders_are_read_in_every_form_with_their_placement(tmp_path, schedule):
 @pytest.mark.parametrize(
     ("name", "placement", "chunks"),
     [
-        ("GPipe", "loop", 1),
-        ("1F1B", "loop", 1),
         ("Interleaved1F1B", "loop", 2),
         ("LoopedBFS", "loop", 2),
         ("InterleavedZeroBubble", "loop", 2),
@@ -67,12 +65,8 @@ def test_torchs_schedules_are_read_with_and_without_their_messages(name, placeme
 
 def test_megatrons_numbers_are_chunks():
     """Order of get_schedule_table's users: each rank's forwards and backwards, with microbatches counted by chunk."""
-    text, lists = (
-        "1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1",
-        [[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]],
-    )
-    found = Schedule.read(text)
-    assert same(Schedule.read(lists), found)
+    found = Schedule.read("1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1")
+    assert same(Schedule.read([[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]]), found)
     assert [str(action) for action in found.orders[1]] == ["1F0", "1F1", "3F0", "3B0", "3F1", "3B1", "1B0", "1B1"]
     assert pp.check(found) == [] and found.chunks == 2
 
