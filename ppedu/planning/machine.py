@@ -132,7 +132,10 @@ class Machine:
         exchanged = work.exchanged * (LASTING if pieces.tensor_overlap else 1)
         time += self._sending(exchanged, pieces.tensor) + self._sending(work.passed, pieces.gpus)
         routed = self._sending(work.routed * self._copies(pieces), pieces.expert)
-        return float(max(time / LEFT, routed) if pieces.overlap and routed else time + routed)
+        if not pieces.overlap:
+            return float(time + routed)
+        # While tokens are on their way, only a part of the GPU computes.
+        return float(max(time + (1 - LEFT) * routed, routed))
 
     def _sending(self, sent: Number, gpus: int) -> Number:
         """Return how long a GPU takes to send bytes to the others of a group."""

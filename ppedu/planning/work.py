@@ -56,8 +56,8 @@ def pieces_of(
         expert: GPUs, of all that hold a stage, among which each layer's experts are divided: every GPU has whole
             experts, and tokens are sent to them. With 1, each tensor group has all experts and splits each of them.
         overlap: What is sent to experts and back is on its way while another microbatch computes, so that F and I take
-            as long as the longer of the two. Meanwhile, 20 of 132 multiprocessors send and do not compute (arXiv
-            2412.19437, sections 3.2.1 and 3.2.2).
+            as long as the longer of the two. While they are on their way, 20 of 132 multiprocessors send and do not
+            compute (arXiv 2412.19437, sections 3.2.1 and 3.2.2).
         dispatcher: With "alltoall", a token is sent once for each of its experts; with "deepep", once to each GPU, or
             to each node if experts are on several.
         tensor_overlap: The GPUs of a tensor group multiply matrices in parts, and exchange those that are ready

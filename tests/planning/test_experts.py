@@ -145,6 +145,12 @@ def test_tokens_take_as_long_as_their_bytes():
         assert getattr(spread, name) - getattr(alone, name) == pytest.approx(sent)
         assert getattr(beside, name) == pytest.approx(sent)
     assert alone.weight == spread.weight == beside.weight
+    # Where a GPU computes for longer, 20 of its 132 multiprocessors send for as long as the tokens are on their way.
+    busy = pp.Machine(80e9, flops=1e9, bandwidth=1e9)
+    alone, beside = (
+        model.pieces(128, expert=expert, overlap=True, graphs=True).timed(busy).pieces[1] for expert in (1, 4)
+    )
+    assert beside.forward - alone.forward == pytest.approx(20 / 132 * sent, rel=1e-6) and alone.forward > 10 * sent
 
 
 def test_kernels_of_experts_start_one_after_the_other():

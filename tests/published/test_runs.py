@@ -24,7 +24,7 @@ LIMITS = {
     "arXiv 2407.21783: MFU": (0.06, 0.08),
     "Megatron-Core, weak scaling: TFLOP/s": (0.06, 0.10),
     "Megatron-Bridge, Llama 3: tokens/s": (0.06, 0.10),
-    "Megatron-Bridge, experts: tokens/s": (0.09, 0.15),
+    "Megatron-Bridge, experts: tokens/s": (0.08, 0.14),
     "Megatron-Bridge, experts without graphs: tokens/s": (0.12, 0.13),
     "MoE model zoo, H100: seconds a step": (0.10, 0.13),
     "arXiv 2411.05288, sharded: seconds a step": (0.12, 0.13),
