@@ -1,7 +1,7 @@
 """Published runs and what ppedu says of them: `make published` prints the table, tests hold its errors.
 
-Nothing is fitted here. The speeds of "a100" and "h100" in `ppedu.planning.presets` were fitted to the times of single
-stages (vocabulary_parallelism.csv, zero_bubble.csv) and to megatron_core.csv.
+Nothing is fitted here. The speeds in `ppedu.planning.presets` were, and a few parts in `ppedu.planning.machine`; see
+docs/published.md.
 """
 
 from __future__ import annotations
