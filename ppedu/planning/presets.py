@@ -82,9 +82,9 @@ MODELS: Mapping[str, Model] = {
 
 # Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s, of matrix products
 # and of attention, contain neither bubbles nor messages. They are fitted to published runs (tests/published): those of
-# A100s to all rows of A100s, those of H100s to Megatron-Core's weak scaling, those of GB200s to Megatron-Bridge's Llama.
-# The speeds of other GPUs are the same part of their peaks. Nine in ten of all runs are within the spread. Latencies are
-# assumptions. Override what you know.
+# A100s to all rows of A100s, those of H100s to Megatron-Core's weak scaling, those of GB200s to Megatron-Bridge's
+# Llama. The speeds of other GPUs are the same part of their peaks. Nine in ten of all runs are within the spread.
+# Latencies are assumptions. Override what you know.
 _HOPPER: dict[str, Any] = {
     "flops": 615e12,
     "attention": 300e12,
