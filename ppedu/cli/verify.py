@@ -6,10 +6,13 @@ import os
 from argparse import ArgumentTypeError, Namespace
 from fractions import Fraction
 
-from ppedu.core import Schedule, suggest_placement
+from ppedu.core import Schedule
+from ppedu.core.files import named
 from ppedu.core.numeric import pretty
 from ppedu.sim import simulate
 from ppedu.sim.verify import Rejection, verify
+
+SHOWN = 20  # reasons; a mistake can have thousands of them
 
 
 def peaks(text: str) -> list[Fraction]:
@@ -22,19 +25,18 @@ def peaks(text: str) -> list[Fraction]:
 
 def report(schedule: Schedule, options: Namespace) -> int:
     """Print a line for each reason against a schedule; return 1 if there are any."""
-    if suggestion := suggest_placement(schedule):
-        print(suggestion)
-        return 1
     baseline = None
     if options.baseline is not None:
-        baseline = Schedule.from_csv(options.baseline, schedule.placement, forward_only=schedule.forward_only)
+        baseline = Schedule.read(named(options.baseline), forward_only=schedule.forward_only)
     peak = options.peak
     if peak is not None and len(peak) == 1:
         peak = peak[0]  # of every rank
     found = verify(schedule, transport=options.transport, peak=peak, baseline=baseline)
     in_actions = os.environ.get("GITHUB_ACTIONS") == "true"
-    for rejection in found:
+    for rejection in found[:SHOWN]:
         print(_annotation(options.schedule, rejection) if in_actions else rejection.text)
+    if len(found) > SHOWN:
+        print(f"… and {len(found) - SHOWN} more")
     if not found:
         held = ", ".join(map(pretty, simulate(schedule).peak_activations))
         print(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")
@@ -42,7 +44,16 @@ def report(schedule: Schedule, options: Namespace) -> int:
 
 
 def _annotation(name: str, rejection: Rejection) -> str:
-    """Return a rejection as a command of GitHub Actions. A rank's order is a line of the file."""
-    line = "" if rejection.rank is None else f",line={rejection.rank + 1}"
-    place = f" file={name}{line}" if name.lower().endswith(".csv") else ""
-    return f"::error{place}::{rejection.text}"
+    """Return a rejection as a command of GitHub Actions. A rank's order is a line of a .csv file."""
+    place = ""
+    if name.lower().endswith((".csv", ".txt")):
+        place = f" file={_escaped(name, ',:')}"
+        if rejection.rank is not None and name.lower().endswith(".csv"):
+            place += f",line={rejection.rank + 1}"
+    return f"::error{place}::{_escaped(rejection.text)}"
+
+
+def _escaped(text: str, others: str = "") -> str:
+    for each in "%\r\n" + others:
+        text = text.replace(each, f"%{ord(each):02X}")
+    return text

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ from ppedu.core.validate import require_count, require_instance, shown
 
 Orders = tuple[tuple[Action, ...], ...]
 # A rank's order in what `print(schedule.pipeline_order)` shows in PyTorch: 0: [0F0, None, 0B0]
-TORCH = re.compile(r"(\d+)\s*:\s*\[([^\]]*)\]")
+TORCH = re.compile(r"(\d+)\s*:\s*\[([^\[\]]*)\]")
+PRINTED = "{", "[", "defaultdict"  # begin what Python prints of a dict or a list
+LIST = re.compile(r"\[([^\[\]]*)\]")
+AROUND = re.compile(r"defaultdict\(<class 'list'>, |[{}(),\[\]\s]")  # what is printed beside the orders of the ranks
+NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
@@ -37,24 +42,37 @@ def rows_of(text: str) -> list[str]:
 
     Args:
         text: A line for each rank, with actions between commas or spaces, or with Megatron-LM's numbers: 2 is the
-            forward of the rank's second chunk for its next microbatch, and -2 the backward. Or torch's orders by rank.
+            forward of the rank's second chunk for its next microbatch, and -2 the backward. Or what Python prints of a
+            dict or a list with the orders of all ranks.
 
     Raises:
-        ParseError: torch's ranks are not 0, 1, 2 …, or Megatron-LM's numbers have a 0.
+        ParseError: The print is not whole, the ranks are not 0, 1, 2 …, or Megatron-LM's numbers have a 0.
     """
-    if text.lstrip().startswith(("{", "defaultdict")):
-        found = {int(rank): order for rank, order in TORCH.findall(text)}
-        if [*found] != [*range(len(found))]:
-            raise ParseError(f"torch's orders are for ranks 0, 1, 2 …; got {', '.join(map(str, found))}")
-        lines = [
-            " ".join(each for each in order.replace(",", " ").split() if each != "None") for order in found.values()
-        ]
+    if text.lstrip().startswith(PRINTED):
+        lines = _printed(text)
     else:
         lines = [line for line in re.sub(r"[·,\[\]]", " ", text).splitlines() if line.strip()]
     orders = [line.split() for line in lines]
-    if orders and all(re.fullmatch(r"-?\d+", each) for order in orders for each in order):
+    if orders and all(NUMBER.fullmatch(each) for order in orders for each in order):
         orders = [_megatron(rank, len(orders), [int(each) for each in order]) for rank, order in enumerate(orders)]
     return [",".join(order) for order in orders]
+
+
+def _printed(text: str) -> list[str]:
+    """Return the order of each rank in the print of a dict or a list, without None."""
+    is_list = text.lstrip().startswith("[")
+    pattern = LIST if is_list else TORCH
+    if more := AROUND.sub("", pattern.sub("", text)):
+        raise ParseError(f"the orders of the ranks are not whole: there is {shown(more)} beside them")
+    found: list[str] = LIST.findall(text)
+    ranks = [*range(len(found))] if is_list else [int(rank) for rank, _ in TORCH.findall(text)]
+    if ranks != [*range(len(ranks))]:
+        raise ParseError(f"torch's orders are for ranks 0, 1, 2 …; got {', '.join(map(str, ranks))}")
+    lines = [" ".join(each for each in order.replace(",", " ").split() if each != "None") for order in found]
+    for rank, line in enumerate(lines):
+        if not line:
+            raise ParseError(f"rank {rank} has no actions; leave it out, or give it some")
+    return lines
 
 
 def _megatron(rank: int, ranks: int, order: list[int]) -> list[str]:
@@ -80,10 +98,14 @@ def recognized(source: Any) -> tuple[str, str]:
     if isinstance(orders, (list, tuple)):
         orders = dict(enumerate(orders))
     if isinstance(orders, Mapping):
-        if not all(isinstance(rank, int) for rank in orders):
-            raise SettingError(f"torch's orders are from ranks, 0, 1, 2 …, to lists of actions; got {shown(orders)}")
-        text = "{" + ", ".join(f"{rank}: [{', '.join(map(str, orders[rank]))}]" for rank in sorted(orders)) + "}"
-        return "\n".join(rows_of(text)), "torch's schedule"
+        try:
+            by_rank = {index(rank): " ".join(map(str, order)) for rank, order in orders.items()}
+        except TypeError:
+            raise SettingError(
+                f"orders are a list, or a dict from ranks, with a list of actions for each rank; got {shown(source)}"
+            ) from None
+        text = "{" + ", ".join(f"{rank}: [{by_rank[rank]}]" for rank in sorted(by_rank)) + "}"
+        return "\n".join(rows_of(text)), "the schedule"
     require_instance(
         "source", orders, str | os.PathLike, "a file, text, or a schedule of torch, with its pipeline_order"
     )
@@ -95,13 +117,13 @@ def recognized(source: Any) -> tuple[str, str]:
 
 def _is_text(source: str) -> bool:
     """Return whether text is orders, not the name of a file."""
-    if not source.strip() or "\n" in source or source.lstrip().startswith(("{", "defaultdict")):
+    if not source.strip() or "\n" in source or source.lstrip().startswith(PRINTED):
         return True
     first = re.split(r"[\s,]", source.strip())[0]
     with suppress(ParseError):
         Action.parse(first)
         return True
-    return re.fullmatch(r"-?\d+", first) is not None
+    return NUMBER.fullmatch(first) is not None
 
 
 def text_of(path: Path) -> str:

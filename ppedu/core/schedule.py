@@ -221,7 +221,7 @@ class Schedule:
                 actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
                 rank's second chunk for the next microbatch, and -2 its backward; a line of actions for each rank, with
                 commas or spaces; or the path of a file with one of these.
-            placement: By default the first of "loop", "v" and "bidirectional" with which the orders are legal.
+            placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
 
         Raises:
@@ -271,7 +271,8 @@ def require_compute(what: str, schedule: Any) -> None:
 
 def suggest_placement(schedule: Schedule) -> str | None:
     """Return a sentence that suggests a placement with which the same orders are legal; None if there is not one."""
-    if not (other := _with_fitting_placement(schedule)):
+    other = _with_fitting_placement(schedule)
+    if not other or other.problems:
         return None
     name = other.placement.name
     return (
@@ -281,12 +282,12 @@ def suggest_placement(schedule: Schedule) -> str | None:
 
 
 def _with_fitting_placement(schedule: Schedule) -> Schedule | None:
-    """Return the same orders with a placement that makes them legal, if they are not on the ranks of their own."""
+    """Return the same orders with a placement whose stages are on their ranks, if they are not with their own."""
     chunks, odd = divmod(schedule.stages, schedule.ranks)
     if odd or not any(problem.kind == "rank" for problem in schedule.problems):
         return None
     for name in ["loop", "v", "bidirectional"] if chunks == 1 else ["loop", "v"]:
         other = replace(schedule, placement=Placement.make(name, schedule.ranks, chunks, schedule.microbatches))
-        if not other.problems:
+        if not any(problem.kind == "rank" for problem in other.problems):
             return other
     return None

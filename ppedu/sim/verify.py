@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ppedu.core import Schedule, SettingError, check, lower, strip
+from ppedu.core import Schedule, SettingError, check, lower, strip, suggest_placement
 from ppedu.core.numeric import Number, pretty
 from ppedu.core.schedule import require_schedule
 from ppedu.core.validate import require_number, shown
@@ -55,8 +55,10 @@ def verify(
         raise SettingError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}; got {shown(transport)}")
     limits = None if peak is None else _limits(schedule, peak)
     problems = check(schedule)
+    if suggestion := suggest_placement(schedule):
+        return [Rejection(None, suggestion)]
     if not problems and transport != "buffered":
-        problems = check(schedule if schedule.lowered else lower(schedule), **TRANSPORTS[transport])
+        problems = check(schedule if schedule.lowered else lower(strip(schedule)), **TRANSPORTS[transport])
     if problems:
         return [Rejection(problem.rank, str(problem)) for problem in problems]
     timeline = simulate(strip(schedule))
@@ -76,7 +78,7 @@ def _limits(schedule: Schedule, peak: Any) -> list[Number]:
 def _too_large(timeline: Timeline, limits: Sequence[Number]) -> Iterator[Rejection]:
     for rank, (held, limit) in enumerate(zip(timeline.peak_activations, limits, strict=True)):
         if held > limit:
-            text = f"rank {rank} holds {pretty(held)} activations at its peak; {pretty(limit)} are allowed"
+            text = f"rank {rank} holds {pretty(held)} activations at its peak; the limit is {pretty(limit)}"
             yield Rejection(rank, text)
 
 

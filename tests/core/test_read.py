@@ -71,6 +71,40 @@ def test_megatrons_numbers_are_chunks():
     assert pp.check(found) == [] and found.chunks == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{0: [0F0, 0B0], 1: [1F0, 1B0", "not whole: there is '1:1F01B0' beside them"),
+        ("{0: [0F0, 0B0] 0B5 junk, 1: [1F0, 1B0]}", "'0B5junk'"),
+        ("{0: [0F0], 0: [0F0, 0B0]}", "got 0, 0"),
+        ("{0: [0F0, 0B0], 1: [None, None]}", "rank 1 has no actions"),
+        ("[[0F0, 0B0], [1F0, 1B0]", None),
+        ("1 " + "9" * 5000, "is not an action"),
+    ],
+)
+def test_damaged_text_is_refused(text, problem):
+    if problem is None:  # a last bracket more or less loses nothing
+        assert pp.check(Schedule.read(text)) == []
+        return
+    with pytest.raises(ParseError, match=problem):
+        Schedule.read(text)
+
+
+def test_lists_on_one_line_have_a_rank_each():
+    for text in ("[[1, 1, -1, -1], [1, -1, 1, -1]]", "[[0F0, 0F1, 0B0, 0B1], [1F0, 1B0, 1F1, 1B1]]"):
+        found = Schedule.read(text)
+        assert found.ranks == 2 and pp.check(found) == []
+
+
+def test_a_mistake_does_not_change_the_placement():
+    schedule = pp.schedule("zb-v", 4, 8)
+    orders = [list(order) for order in schedule.orders]
+    orders[0][0], orders[0][1] = orders[0][1], orders[0][0]
+    orders[3][0], orders[3][1] = orders[3][1], orders[3][0]
+    found = Schedule.read(orders)
+    assert found.placement.name == "v" and 0 < len(pp.check(found)) < 4
+
+
 def test_what_cannot_be_read_is_an_error(tmp_path):
     with pytest.raises(ParseError, match="the text, line 1, cell 2: '0X0' is not an action"):
         Schedule.read("0F0 0X0\n")
@@ -78,8 +112,9 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
         Schedule.read(" ")
     with pytest.raises(ParseError, match="torch's orders are for ranks 0, 1, 2 …; got 0, 2"):
         Schedule.read({0: [], 2: []})
-    with pytest.raises(SettingError, match="from ranks, 0, 1, 2 …, to lists"):
-        Schedule.read({"a": []})
+    for source in ({"a": []}, [1, -1], [None, ["0F0"]]):
+        with pytest.raises(SettingError, match="a list, or a dict from ranks, with a list of actions for each rank"):
+            Schedule.read(source)
     with pytest.raises(SettingError, match="source must be a file, text, or a schedule of torch"):
         Schedule.read(5)
     with pytest.raises(PipelineError, match=r"cannot read '.*none\.txt'"):

@@ -40,7 +40,7 @@ def test_a_rank_may_hold_as_much_as_is_allowed():
     assert pp.verify(one_f_one_b, peak=4) == pp.verify(one_f_one_b, peak=[4, 3, 2, 1]) == []
     assert [each.rank for each in pp.verify(one_f_one_b, peak=2.5)] == [0, 1]
     assert [each.text for each in pp.verify(one_f_one_b, peak=[4, 3, 2, 0])] == [
-        "rank 3 holds 1 activations at its peak; 0 are allowed"
+        "rank 3 holds 1 activations at its peak; the limit is 0"
     ]
     gpipe = pp.verify(pp.schedule("gpipe", 4, 8), baseline=one_f_one_b)
     assert [each.text for each in gpipe][:1] == ["the peak of rank 0 rose from 4 to 8 activations"] and len(gpipe) == 4
@@ -52,6 +52,18 @@ def test_a_step_may_not_take_longer_than_before():
     *peaks, longer = pp.verify(one_f_one_b, baseline=zb_h1)
     assert peaks == [] and longer == (None, "a step takes longer: 27 to 33 forwards, if a backward takes two")
     assert pp.verify(one_f_one_b, baseline=one_f_one_b) == []
+
+
+def test_sharded_orders_without_messages_get_them():
+    order = "0F0 0B0 0REDUCE_GRAD\n1F0 1B0 1REDUCE_GRAD"
+    for transport in ("buffered", "rendezvous", "pair", "rank"):
+        assert pp.verify(pp.Schedule.read(order), transport=transport) == []
+
+
+def test_another_placement_is_suggested(tmp_path):
+    pp.schedule("zb-v", 4, 8).to_csv(tmp_path / "v.csv")
+    [rejection] = pp.verify(pp.Schedule.from_csv(tmp_path / "v.csv"))
+    assert "choose that placement" in rejection.text
 
 
 def test_what_cannot_be_compared_is_an_error():
@@ -80,7 +92,7 @@ def test_the_command(tmp_path, capsys, monkeypatch, crossed):
     assert capsys.readouterr().out.startswith("deadlock: rank 0 waits at position 3 (0SEND_F1)")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert main(["verify", "crossed.csv", "--peak", "1"]) == 1
-    told = "rank 0 holds 2 activations at its peak; 1 are allowed\n"
+    told = "rank 0 holds 2 activations at its peak; the limit is 1\n"
     assert capsys.readouterr().out == f"::error file=crossed.csv,line=1::{told}"
     assert main(["verify", "1f1b", "-r", "2", "-m", "2", "--peak", "1"]) == 1
     assert capsys.readouterr().out == f"::error::{told}"
@@ -90,6 +102,15 @@ def test_the_command(tmp_path, capsys, monkeypatch, crossed):
     (tmp_path / "megatron.txt").write_text("1 1 -1 -1\n1 -1 1 -1\n")
     assert main(["verify", "megatron.txt"]) == 0
     assert capsys.readouterr().out.startswith("megatron, 2 ranks, 2 microbatches: legal")
+    (tmp_path / "a,b%.txt").write_text("0F0 0B0\n1B0 1F0")
+    assert main(["verify", "a,b%.txt"]) == 1
+    assert capsys.readouterr().out.startswith("::error file=a%2Cb%25.txt::rank 1, position 0: 1B0 needs 1F0")
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    pp.schedule("zb-v", 4, 8).to_csv("other.csv")
+    assert main(["verify", "interleaved", "--option", "chunks=2", "--baseline", "other.csv"]) == 1
+    assert "a step takes longer" in capsys.readouterr().out
+    (tmp_path / "missing.txt").write_text("\n".join(f"{rank}F0 {rank}F99" for rank in range(4)))
+    assert main(["verify", "missing.txt"]) == 1 and "… and " in capsys.readouterr().out.splitlines()[-1]
     with pytest.raises(SystemExit):
         main(["verify", "crossed.csv", "--peak", "1,x"])
     assert "give a number, or one for each rank, such as 4,3,2,1" in capsys.readouterr().err
