@@ -183,7 +183,7 @@ def test_hostile_code_reaches_nothing(playground):
 def test_a_damaged_link_and_a_huge_text_get_a_sentence(playground):
     page = playground
     follow(page, "damaged")
-    expect(page.locator("#status")).to_contain_text("the link is damaged")
+    expect(page.locator("#status")).to_contain_text("the link is damaged", timeout=30_000)
     page.get_by_role("tab", name="explore").click()
     expect(page.locator("#status")).to_have_text("")
     run(page, "0F0 " * 50_000)
