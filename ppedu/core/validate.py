@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Real
 from operator import index
 from typing import Any
@@ -52,6 +52,12 @@ def require_size(ranks: Any, chunks: Any, microbatches: Any) -> tuple[int, int, 
         size = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise SettingError(f"{size} make {forwards} forwards; at most {MOST_FORWARDS} fit here: take fewer of them")
     return counts["ranks"], counts["chunks"], counts["microbatches"]
+
+
+def require_one_of(name: str, value: Any, known: Collection[str]) -> None:
+    """Raise SettingError unless `value` is one of the known words."""
+    if not isinstance(value, str) or value not in known:
+        raise SettingError(f"{name} must be one of {', '.join(map(repr, known))}; got {shown(value)}")
 
 
 def require_count(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:

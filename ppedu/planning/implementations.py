@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ppedu.core import SettingError
 from ppedu.core.numeric import Number
+from ppedu.core.validate import require_one_of
 
 
 class Implementation(NamedTuple):
@@ -38,6 +38,5 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 
 def implementation_named(name: Any) -> Implementation:
     """Return the implementation of a name; raise SettingError if it is unknown."""
-    if not isinstance(name, str) or name not in IMPLEMENTATIONS:
-        raise SettingError(f"implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {name!r}")
+    require_one_of("implementation", name, IMPLEMENTATIONS)
     return IMPLEMENTATIONS[name]

@@ -61,6 +61,7 @@ class Cutting:
     proven: bool = False
     spent: int = 0
     times: dict[Cuts, Any] = field(default_factory=dict)
+    excesses: dict[Cuts, Any] = field(default_factory=dict, init=False)  # of this limit: not copied
 
     @cached_property
     def sums(self) -> dict[str, list[Any]]:
@@ -168,7 +169,9 @@ class Cutting:
 
     def excess(self, cuts: Cuts) -> Number:
         """Return by how many bytes the ranks exceed the limit, together."""
-        return sum(max(0, size - self.limit) for size in self.memory(cuts))
+        if cuts not in self.excesses:
+            self.excesses[cuts] = sum([size - self.limit for size in self.memory(cuts) if size > self.limit])
+        return self.excesses[cuts]
 
     @cached_property
     def _buffers(self) -> list[Number]:

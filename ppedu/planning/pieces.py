@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number
-from ppedu.core.validate import require_count, require_number, shown
+from ppedu.core.validate import require_count, require_number, require_one_of, shown
 from ppedu.planning.implementations import implementation_named
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ class Pieces:
         require_count("tensor", self.tensor, most=MOST)
         require_count("context", self.context, most=MOST)
         require_count("expert", self.expert, most=MOST)
-        require_name("precision", self.precision, INPUT_BYTES)
-        require_name("dispatcher", self.dispatcher, DISPATCHERS)
+        require_one_of("precision", self.precision, INPUT_BYTES)
+        require_one_of("dispatcher", self.dispatcher, DISPATCHERS)
         implementation_named(self.implementation)
         require_amount("restored", self.restored, "bytes of at least 0")
         if self.tokens is not None:
@@ -274,12 +274,6 @@ def require_unit(unit: Any) -> None:
     """Raise SettingError unless `unit` is a unit of time."""
     if not isinstance(unit, str) or unit not in SECONDS:
         raise SettingError(f'unit must be "s", "ms" or "us"; got {unit!r}')
-
-
-def require_name(name: str, given: Any, known: Iterable[str]) -> None:
-    """Raise SettingError unless `given` is one of the known values of an argument."""
-    if not isinstance(given, str) or given not in known:
-        raise SettingError(f"{name} must be one of {', '.join(map(repr, known))}; got {shown(given)}")
 
 
 def per_weight(given: Any) -> tuple[Number, Number, Number]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number, plural
-from ppedu.core.validate import require_count, require_instance
+from ppedu.core.validate import require_count, require_instance, require_one_of
 from ppedu.planning.implementations import implementation_named
 from ppedu.planning.layout import PREDICTION
-from ppedu.planning.pieces import DISPATCHERS, FLOP, INPUT_BYTES, MOST, Piece, Pieces, Work, per_weight, require_name
+from ppedu.planning.pieces import DISPATCHERS, FLOP, INPUT_BYTES, MOST, Piece, Pieces, Work, per_weight
 
 if TYPE_CHECKING:
     from ppedu.planning.model import Model
@@ -74,8 +74,8 @@ def pieces_of(
     tensor, element = require_count("tensor", tensor, 1, MOST), require_count("element", element, 1, MOST)
     context, expert = require_count("context", context, 1, sequence), require_count("expert", expert, 1, MOST)
     model.require_split(recompute, tensor)
-    require_name("precision", precision, INPUT_BYTES)
-    require_name("dispatcher", dispatcher, DISPATCHERS)
+    require_one_of("precision", precision, INPUT_BYTES)
+    require_one_of("dispatcher", dispatcher, DISPATCHERS)
     flags = {"overlap": overlap, "tensor_overlap": tensor_overlap, "graphs": graphs}
     for name, flag in (flags | {"shard_vocabulary": shard_vocabulary}).items():
         require_instance(name, flag, bool, "True or False")

@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, exact
-from ppedu.core.validate import require_count, require_number
+from ppedu.core.validate import require_count, require_number, require_one_of
 from ppedu.search.instance import held
 from ppedu.sim import Costs
 
@@ -121,8 +121,7 @@ def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement
     Raises:
         SettingError: The atlas has no such entry.
     """
-    if not isinstance(placement, str) or placement not in PLACEMENTS:
-        raise SettingError(f"placement must be one of {', '.join(map(repr, PLACEMENTS))}; got {placement!r}")
+    require_one_of("placement", placement, PLACEMENTS)
     size = placement, require_count("ranks", ranks), require_count("microbatches", microbatches)
     of_size = {entry.memory: entry for entry in entries() if entry.key[:3] == size}
     if not of_size:

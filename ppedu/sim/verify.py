@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ppedu.core import Schedule, SettingError, check, lower, strip, suggest_placement
 from ppedu.core.numeric import Number, pretty
 from ppedu.core.schedule import require_schedule
-from ppedu.core.validate import require_number, shown
+from ppedu.core.validate import require_number, require_one_of
 from ppedu.sim.simulation import simulate
 from ppedu.sim.timeline import Timeline
 
@@ -51,8 +51,7 @@ def verify(
         SettingError: An argument is not possible, or the baseline is for other sizes, or it is not legal.
     """
     require_schedule("verify", schedule)
-    if not isinstance(transport, str) or transport not in TRANSPORTS:
-        raise SettingError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}; got {shown(transport)}")
+    require_one_of("transport", transport, TRANSPORTS)
     limits = None if peak is None else _limits(schedule, peak)
     problems = check(schedule)
     if suggestion := suggest_placement(schedule):

@@ -62,7 +62,7 @@ def register(
             generator is not a function.
     """
     require_name('the name in @register("name")', name)
-    Placement.make(placement, 1, chunks)  # raises SettingError if there is no such placement
+    Placement.make(placement, 1, chunks)  # refuses an unknown placement
 
     def remember(generator: Generator) -> Generator:
         try:
