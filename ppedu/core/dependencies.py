@@ -209,10 +209,12 @@ class Replay:
 
     Attributes:
         turns: The ranks in the order in which they run their next action.
+        entries: These actions, as entries of `Numbered`.
         blocked: For each rank that cannot finish, the index at which it waits and a missing result that it waits for.
     """
 
     turns: list[int]
+    entries: list[int]
     blocked: dict[int, tuple[int, Result]]
 
     @property
@@ -249,6 +251,7 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
                 required[index] += (numbered.number(*posting(other_end(message))) - entry,)
     exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []
+    entries: list[int] = []
     waiting: dict[int, list[int]] = {}  # from a missing result to the ranks that wait for it
     blocked: dict[int, int] = {}  # from a waiting rank to the missing result
     position = [0] * len(orders)
@@ -265,6 +268,7 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
                 break
         else:  # nothing is missing, so the action runs
             turns.append(rank)
+            entries.append(entry)
             results = posted[index] + produced[index]
             position[rank] += 1
             if position[rank] < len(orders[rank]):
@@ -275,4 +279,5 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
                 for sleeper in waiting.pop(entry + distance):
                     del blocked[sleeper]
                     awake.append(sleeper)
-    return Replay(turns, {rank: (position[rank], numbered.result(missing)) for rank, missing in blocked.items()})
+    stuck = {rank: (position[rank], numbered.result(missing)) for rank, missing in blocked.items()}
+    return Replay(turns, entries, stuck)

@@ -50,15 +50,14 @@ def earliest_times(
     rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
     for block in numbered.blocks:
         links = zip(block.requires, block.links, strict=True)
-        inputs = [(distance, delay(*link) if link else 0) for distance, link in links]
+        # What a rank has computed itself exists when it is free; what it has received may come later.
+        inputs = [(distance, delay(*link) if link else 0) for distance, link in links if link or numbered.lowered]
         rules.append((inputs, block.produces, block.sample.op in RECEIVE))
     exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
     free: list[Any] = [0] * schedule.ranks
     starts: list[list[Any]] = [[] for _ in free]
     ends: list[list[Any]] = [[] for _ in free]
-    remaining = [iter(entries) for entries in numbered.orders]
-    for rank in schedule.replay.turns:
-        entry = next(remaining[rank])
+    for rank, entry in zip(schedule.replay.turns, schedule.replay.entries, strict=True):
         inputs, outputs, receives = rules[entry // numbered.microbatches]
         start = free[rank]
         for distance, lag in inputs:

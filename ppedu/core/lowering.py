@@ -74,12 +74,9 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
                 messages.append((send, other_end(send), receiver, microbatch - first))
         onward.append(messages)
     orders: list[list[Action]] = [[] for _ in schedule.orders]
-    remaining = [
-        zip(entries, order, strict=True) for entries, order in zip(numbered.orders, schedule.orders, strict=True)
-    ]
-    for rank in schedule.replay.turns:
-        entry, action = next(remaining[rank])
-        orders[rank].append(action)
+    remaining = [*map(iter, schedule.orders)]
+    for rank, entry in zip(schedule.replay.turns, schedule.replay.entries, strict=True):
+        orders[rank].append(next(remaining[rank]))
         index, microbatch = divmod(entry, numbered.microbatches)  # that of the action, or of a pair's first part
         for send, receive, target, shift in onward[index]:
             orders[rank].append(Action(send.stage, send.op, microbatch + shift))

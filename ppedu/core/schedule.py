@@ -63,6 +63,13 @@ class Schedule:
 
     __getstate__ = fields_alone
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # computed once, because an order may have a million actions
+        return hash((self.name, self.placement, self.microbatches, self.orders, self.forward_only))
+
     @property
     def ranks(self) -> int:
         return self.placement.ranks

@@ -239,7 +239,7 @@ class Workload:
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""
         cuts, schedule, pieces = found.best, found.schedule, self.pieces
-        kinds = tuple(found.kinds(rank, cuts) for rank in range(self.ranks))
+        kinds = tuple(found.kinds(cuts))
         step_time, busy = found.time(cuts), found.busy(cuts)
         after = self.after(simulate(schedule, found.costs(cuts)), found.parameters(cuts), found.experts(cuts))
         seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]

@@ -21,10 +21,9 @@ from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import MOST, require_amount
 from ppedu.planning.plan import GB, Plan
-from ppedu.planning.planner import MOST_RANKS, plan
+from ppedu.planning.planner import MOST_RANKS, legal, plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.planning.reasons import ShortageError
-from ppedu.zoo import schedule as registered
 
 FIRST = ("1f1b", "zb-v")  # the schedules by which divisions are compared before the best are planned
 PROMISING = 3  # divisions that are planned with all schedules
@@ -236,7 +235,7 @@ def _slowness(found: tuple[Division, dict[str, int]]) -> float:
 def _runs(name: str, ranks: int, microbatches: int) -> bool:
     """Return whether a schedule of this name exists for the numbers."""
     with suppress(PipelineError):
-        registered(name, ranks, microbatches)
+        legal(name, ranks, microbatches)
         return True
     return False
 

@@ -292,13 +292,16 @@ class Model:
             split += perceptron
         return sequence * (between / part + split / tensor)
 
-    def head_activation(self, sequence: int, tensor: int = 1, element: int = 2) -> tuple[float, float]:
-        """Return the bytes of the head and the loss for one sequence, and how many of them are logits.
+    def head_activation(self, sequence: int, tensor: int = 1, element: int = 2) -> tuple[float, float, float]:
+        """Return the bytes of the head and the loss for one sequence, those of them that are logits, or freed by I.
 
-        The loss is computed in fp32; in a shorter format, the logits are kept in that format, too.
+        The loss is computed in fp32; in a shorter format, the logits are kept in that format, too. I turns the logits
+        into their gradient, which W needs, and frees those in fp32 if there are others.
         """
-        logits = sequence * self.vocabulary * (4 + (element if element < 4 else 0)) / tensor
-        return sequence * 2 * element * self.width + logits, logits
+        numbers = sequence * self.vocabulary / tensor
+        freed = 4 * numbers if element < 4 else 0
+        logits = element * numbers + freed
+        return sequence * 2 * element * self.width + logits, logits, freed
 
     def require_split(self, recompute: str, tensor: int) -> None:
         """Raise SettingError unless the layers can be recomputed, and split among `tensor` GPUs, like this."""

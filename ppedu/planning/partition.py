@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise
@@ -15,17 +14,18 @@ from operator import add, mul
 from random import Random
 from typing import Any
 
-from ppedu.core import Action, Op, Schedule
-from ppedu.core.numeric import Number
+from ppedu.core import Op, Schedule
+from ppedu.core.numeric import Number, ratio
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
-from ppedu.planning.memory import InFlight
+from ppedu.planning.memory import InFlight, in_flight, once
 from ppedu.planning.pieces import TIMES, Pieces
 from ppedu.planning.presets import machine_named
 from ppedu.sim import Costs, simulate
 from ppedu.sim.partition import by_cost
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
+Held = tuple[Cuts, ...]  # by a rank's stages, the first piece of each, and the end of its pieces
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}  # of the times of pieces
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
 SHAKEN = 2, 3  # random moves between two climbs, at least and at most
@@ -61,28 +61,23 @@ class Cutting:
     proven: bool = False
     spent: int = 0
     times: dict[Cuts, Any] = field(default_factory=dict)
+    sizes: dict[tuple[int, Held], Number] = field(default_factory=dict)
     excesses: dict[Cuts, Any] = field(default_factory=dict, init=False)  # of this limit: not copied
 
     @cached_property
     def sums(self) -> dict[str, list[Any]]:
         """For each number of a piece, its sums over the pieces before each cut."""
         pieces = self.pieces.pieces
-        names = (*TIMES, "weights", "experts", "activation", "logits")
+        names = (*TIMES, "weights", "experts", "activation", "freed", "logits", "freed_logits")
         return {name: [*accumulate((getattr(piece, name) for piece in pieces), initial=0)] for name in names}
 
     @cached_property
     def in_flight(self) -> InFlight:
-        return InFlight.of(self.schedule, self.pieces.weight_memory, self.recompute)
-
-    @cached_property
-    def inputs(self) -> list[Number]:
-        """The bytes of each stage's input, as large as a message."""
-        return [self.pieces.message] * self.schedule.stages
+        return in_flight(self.schedule, self.recompute)
 
     def of_stages(self, name: str, cuts: Cuts) -> list[Any]:
         """Return a number of the pieces, summed for each stage."""
-        before = self.sums[name]
-        return [before[end] - before[begin] for begin, end in pairwise(cuts)]
+        return self._of(pairwise(cuts), name)
 
     def costs(self, cuts: Cuts) -> Costs:
         """Return the costs of the stages."""
@@ -94,11 +89,16 @@ class Cutting:
         return Costs(
             **of_stages,
             latency=0 if self.blocking else self.delay,
-            weight_memory=self.pieces.weight_memory,
+            weight_memory=self._weight_memory(cuts),
             recompute=self.recompute,
-            stage_input=self.inputs if self.recompute else [0] * self.schedule.stages,
+            stage_input=[self.pieces.message if self.recompute else 0] * self.schedule.stages,
             unit=self.pieces.unit,
         )
+
+    def _weight_memory(self, cuts: Cuts) -> list[Any]:
+        """Return the part of each stage's activations that is kept until W."""
+        sizes = zip(self.of_stages("activation", cuts), self.of_stages("freed", cuts), strict=True)
+        return [ratio(whole - freed, whole) if whole else 1 for whole, freed in sizes]
 
     @cached_property
     def _messages(self) -> list[Any]:
@@ -118,54 +118,58 @@ class Cutting:
     def time(self, cuts: Cuts) -> Any:
         """Return how long the step takes."""
         if cuts not in self.times:
-            self.spent += 3 * self.schedule.stages * self.schedule.microbatches
+            self.spent += 800 + 3 * self.schedule.stages * self.schedule.microbatches
             timeline = simulate(self.schedule, self.costs(cuts))
             self.times[cuts] = timeline.makespan if self.barrier else timeline.span
         return self.times[cuts]
 
-    def kinds(self, rank: int, cuts: Cuts) -> dict[str, Number]:
-        """Return the bytes of a rank at its peak, by what they are for."""
-        whole, logits = self.of_stages("activation", cuts), self.of_stages("logits", cuts)
-        size, held = self.in_flight.peak(rank, whole, self.inputs)
-        stages = self.in_flight.stages[rank]
-        of_logits = sum(count * logits[stage] for stage, count in zip(stages, held[::2], strict=True))
-        parameters, experts = self.parameters(cuts)[rank], self.experts(cuts)[rank]
-        static = [
-            (parameters - experts) * size + experts * of_experts
-            for size, of_experts in zip(self.pieces.bytes_per_weight, self.pieces.bytes_per_expert, strict=True)
-        ]
-        sizes = (*static, size - of_logits + self.pieces.restored, of_logits, self._buffers[rank])
-        return dict(zip(KINDS, sizes, strict=True))
-
     def memory(self, cuts: Cuts) -> list[Number]:
-        """Return the bytes of each rank at its peak: the sums of `kinds`, sooner."""
-        whole, each = self.of_stages("activation", cuts), sum(self.pieces.bytes_per_weight)
-        fewer = each - sum(self.pieces.bytes_per_expert)
-        numbers = zip(self.parameters(cuts), self.experts(cuts), self._buffers, strict=True)
-        return [
-            each * parameters
-            - fewer * experts
-            + self.in_flight.size(rank, whole, self.inputs)
-            + self.pieces.restored
-            + buffers
-            for rank, (parameters, experts, buffers) in enumerate(numbers)
+        """Return the bytes of each rank at its peak."""
+        sizes = self.sizes
+        found = []
+        for place in enumerate(self._held(cuts)):  # most partitions that are tried change a rank or two
+            if place not in sizes:
+                sizes[place] = sum(self._kinds(*place))
+            found.append(sizes[place])
+        return found
+
+    def kinds(self, cuts: Cuts) -> list[dict[str, Number]]:
+        """Return the bytes of each rank at its peak, by what they are for."""
+        return [dict(zip(KINDS, self._kinds(*place), strict=True)) for place in enumerate(self._held(cuts))]
+
+    def _held(self, cuts: Cuts) -> list[Held]:
+        """Return the pieces that each rank holds."""
+        return [tuple([cuts[stage : stage + 2] for stage in stages]) for stages in self.in_flight.stages]
+
+    def _kinds(self, rank: int, held: Held) -> Sequence[Number]:
+        pieces, message = self.pieces, self.pieces.message
+        activations = self._of(held, "activation"), self._of(held, "freed"), message
+        peak, size = self.in_flight.peak(rank, activations)
+        of_logits = self.in_flight.size(peak, (self._of(held, "logits"), self._of(held, "freed_logits"), 0))
+        parameters, experts = self._parameters(held), sum(self._of(held, "experts"))
+        static = [
+            (parameters - experts) * each + experts * of_experts
+            for each, of_experts in zip(pieces.bytes_per_weight, pieces.bytes_per_expert, strict=True)
         ]
+        return (*static, size - of_logits + pieces.restored, of_logits, self._buffers[rank])
+
+    def _of(self, held: Iterable[Cuts], name: str) -> list[Any]:
+        """Return a number of the pieces, summed for each range of them."""
+        before = self.sums[name]
+        return [before[end] - before[begin] for begin, end in held]
+
+    def _parameters(self, held: Held) -> int:
+        """Return the number of parameters on a rank; tied ones count once if it has both ends of the model."""
+        ends = [end for end in (0, len(self.pieces) - 1) if any(end in range(*each) for each in held)]
+        return sum(self._of(held, "weights")) - (self.pieces.tied if len(ends) == 2 else 0)
 
     def parameters(self, cuts: Cuts) -> list[int]:
-        """Return the number of parameters on each rank; tied ones count once on a rank with both ends of the model."""
-        of_stages = self.of_stages("weights", cuts)
-        ends = {bisect_right(cuts, 0) - 1, bisect_right(cuts, len(self.pieces) - 1) - 1}
-        return [
-            sum([of_stages[stage] for stage in stages]) - (self.pieces.tied if ends.issubset(stages) else 0)
-            for stages in self.in_flight.stages
-        ]
+        """Return the number of parameters on each rank."""
+        return [*map(self._parameters, self._held(cuts))]
 
     def experts(self, cuts: Cuts) -> list[int]:
         """Return how many of the parameters on each rank are of experts."""
-        if not self.sums["experts"][-1]:
-            return [0] * self.schedule.ranks
-        of_stages = self.of_stages("experts", cuts)
-        return [sum(of_stages[stage] for stage in stages) for stages in self.in_flight.stages]
+        return [sum(self._of(held, "experts")) for held in self._held(cuts)]
 
     def excess(self, cuts: Cuts) -> Number:
         """Return by how many bytes the ranks exceed the limit, together."""
@@ -185,25 +189,17 @@ class Cutting:
         return found
 
     @cached_property
-    def _orders(self) -> list[list[Action]]:
-        """The actions of each rank, pairs as their parts."""
-        return [[single for action in order for single in action.singles] for order in self.schedule.orders]
-
-    @cached_property
     def _work(self) -> list[list[tuple[int, list[Any]]]]:
         """For each rank: its stages, each with the time of all its actions, summed over the pieces before each cut."""
-        found = []
-        for singles in self._orders:
-            counts: dict[int, Counter[str]] = {}  # how often the rank runs which op of which stage
-            for single in singles:
-                of_stage = counts.setdefault(single.stage, Counter())
-                of_stage[NAMES[single.op]] += 1
-                if self.recompute and single.op in (Op.B, Op.I):
-                    of_stage["forward"] += 1
-            found.append([(stage, self._summed(of_stage)) for stage, of_stage in counts.items()])
-        return found
+        return [
+            [(stage, self._summed(of_stage)) for stage, of_stage in counts.items()]
+            for counts in _counts(self.schedule)
+        ]
 
-    def _summed(self, counts: Mapping[str, int]) -> list[Any]:
+    def _summed(self, counts: Counter[str]) -> list[Any]:
+        """Return the sums, over the pieces before each cut, of a stage's actions that are counted."""
+        if self.recompute:
+            counts = counts + Counter(forward=counts["backward"] + counts["input"])
         columns = zip(*(self.sums[name] for name in counts), strict=True)
         return [sum(map(mul, column, counts.values())) for column in columns]
 
@@ -219,27 +215,18 @@ class Cutting:
         if not self.barrier:
             return self.busy(cuts)
         sums, found = self.sums, []
-        for busy, (first, last) in zip(self.busy(cuts), self._ends_of_ranks, strict=True):
+        for busy, (first, last) in zip(self.busy(cuts), _ends_of_ranks(self.schedule), strict=True):
             after = 0 if last is None else min(sums["backward"][cuts[last]], sums["input"][cuts[last]])
             found.append(sums["forward"][cuts[first]] + busy + after)
         return found
 
     @cached_property
-    def _ends_of_ranks(self) -> list[tuple[int, int | None]]:
-        """For each rank: the stage of its first action; and that of its last one if this sends a gradient on."""
-        found: list[tuple[int, int | None]] = []
-        for singles in self._orders:
-            last = singles[-1].stage if singles and singles[-1].op in (Op.B, Op.I) else None
-            found.append((singles[0].stage if singles else 0, last))
-        return found
-
-    @cached_property
     def bound(self) -> Any:
         """A time that no partition falls below: that of equal ranks, or of the heaviest piece."""
-        whole = not any(single.op is Op.I for singles in self._orders for single in singles)
+        split = self.in_flight.freeing
         each = [
             piece.forward * (2 if self.recompute and not self.schedule.forward_only else 1)
-            + (0 if self.schedule.forward_only else piece.backward if whole else piece.input + piece.weight)
+            + (0 if self.schedule.forward_only else piece.input + piece.weight if split else piece.backward)
             for piece in self.pieces.pieces
         ]
         microbatches = self.schedule.microbatches
@@ -265,25 +252,27 @@ class Cutting:
         if stages <= count:
             ranges = by_cost([piece.forward + piece.backward for piece in self.pieces.pieces], stages)
             starts.append((0, *(each.stop for each in ranges)))
-        starts += [self._balanced(cuts) for cuts in starts]
+        starts += [self._balanced(cuts) for cuts in dict.fromkeys(starts)]
         self.best = min(dict.fromkeys(starts), key=self.worth)
 
     def _balanced(self, cuts: Cuts) -> Cuts:
         """Return the partition at the end of a climb: within memory, then even loads of the ranks."""
 
-        def judged(cuts: Cuts) -> Any:
+        def unevenness(cuts: Cuts) -> tuple[Any, Any]:
             loads = self.loads(cuts)
-            return self.excess(cuts), max(loads), sum(load * load for load in loads)
+            return max(loads), sum([load * load for load in loads])
 
-        least, most = judged(cuts), self.spent + BALANCED
+        excess, uneven, most = self.excess(cuts), unevenness(cuts), self.spent + BALANCED
         improved = True
         while improved:
             improved = False
             for moved in self._moves(cuts, self._heaviest(cuts)):
                 if self._ends(most):
                     return cuts
-                if (value := judged(moved)) < least:
-                    cuts, least, improved = moved, value, True
+                if not excess and unevenness(moved) >= uneven:
+                    continue  # sooner known than the memory
+                if (more := self.excess(moved)) <= excess and (more, unevenness(moved)) < (excess, uneven):
+                    cuts, excess, uneven, improved = moved, more, unevenness(moved), True
                     break
         return cuts
 
@@ -365,6 +354,29 @@ class Cutting:
             if (value := self.worth(cuts)) < now:
                 self.best, now = cuts, value
         self.proven = True
+
+
+@once
+def _counts(schedule: Schedule) -> list[dict[int, Counter[str]]]:
+    """Return for each rank how often it runs which op of which stage."""
+    found = []
+    for order in schedule.orders:
+        counts: dict[int, Counter[str]] = {}
+        for single in chain.from_iterable(action.singles for action in order):
+            counts.setdefault(single.stage, Counter())[NAMES[single.op]] += 1
+        found.append(counts)
+    return found
+
+
+@once
+def _ends_of_ranks(schedule: Schedule) -> list[tuple[int, int | None]]:
+    """Return for each rank: the stage of its first action; and that of its last one if this sends a gradient on."""
+    found: list[tuple[int, int | None]] = []
+    for order in schedule.orders:
+        singles = [*order[0].singles, *order[-1].singles] if order else []
+        last = singles[-1].stage if singles and singles[-1].op in (Op.B, Op.I) else None
+        found.append((singles[0].stage if singles else 0, last))
+    return found
 
 
 def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None) -> Costs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,6 +73,7 @@ class Piece:
         weights: The number of parameters. experts: Those of them that are of experts.
         activation: Bytes of a microbatch from the forward to the end of the backward.
         logits: The part of `activation` that is logits.
+        freed: The part of `activation` that I frees; the rest is kept until W.
         work: Of F, I and W, if the unit is "FLOP" and the work is known; `forward` and the others are then its FLOPs.
     """
 
@@ -85,15 +87,19 @@ class Piece:
     logits: Number = 0
     work: tuple[Work, Work, Work] | None = None
     experts: int = 0
+    freed: Number = 0
 
     @classmethod
-    def of_work(
-        cls, name: str, work: Sequence[Work], weights: int, activation: Number, logits: Number = 0, experts: int = 0
-    ) -> Piece:
-        """Return a piece whose times are the FLOPs of its work in F, I and W."""
+    def of_work(cls, work: Sequence[Work], name: str = "", **numbers: Any) -> Piece:
+        """Return a piece whose times are the FLOPs of its work in F, I and W, with its other numbers."""
         forward, first, second = work
         times = forward.flops, first.flops + second.flops, first.flops, second.flops
-        return cls(name, *times, weights, activation, logits, (forward, first, second), experts)
+        return cls(name, *times, work=(forward, first, second), **numbers)
+
+    @property
+    def freed_logits(self) -> Number:
+        """The part of the logits that I frees: it frees them before all else."""
+        return min(self.freed, self.logits)
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,6 @@ class Pieces:
         tokens: Of a microbatch; None if unknown.
         bytes_per_weight: Bytes per parameter of the weights, the gradients and the optimizer.
         expert_bytes: Those of experts, if they differ.
-        weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
         flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
         tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
         tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all
@@ -132,7 +137,6 @@ class Pieces:
     message: Number = 0
     tokens: int | None = None
     bytes_per_weight: tuple[Number, Number, Number] = (2, 2, 12)
-    weight_memory: Number = 1
     flops: Number | None = None
     tied: int = 0
     tensor: int = 1
@@ -153,7 +157,6 @@ class Pieces:
     def __post_init__(self) -> None:
         _require_few(self.pieces)
         require_amount("message", self.message, "bytes of at least 0")
-        require_number("weight_memory", self.weight_memory, lambda part: 0 <= part <= 1, "a part, 0 to 1")
         require_count("tied", self.tied, least=0)
         require_count("tensor", self.tensor, most=MOST)
         require_count("context", self.context, most=MOST)
@@ -236,7 +239,7 @@ def measured(
         bytes_per_weight: Of the weights, the gradients and the optimizer; a number is their sum, with 2 bytes for a
             weight and 2 for its gradient: 16 for Adam in mixed precision (arXiv 1910.02054, section 3.1).
         message: Bytes that a stage sends to the next for a microbatch.
-        weight_memory: The part of the activations that is kept until W.
+        weight_memory: The part of the activations that is kept until W, as in `ppedu.Costs`.
         logits: The bytes of the head's activation that are logits.
         tensor: GPUs that split each piece; times, bytes and parameters are those of one of them.
 
@@ -264,10 +267,10 @@ def measured(
     require_number("logits", logits, lambda size: 0 <= size <= kept[-1], "bytes of the last piece's activation")
     names = ["embedding", *(f"layer {layer}" for layer in range(count - 2)), "head"] if count > 2 else ["first", "last"]
     rows = zip(names, times, whole, first, second, map(int, parameters), kept, strict=False)
-    pieces = [Piece(*row) for row in rows]
+    require_number("weight_memory", weight_memory, lambda part: 0 <= part <= 1, "a part, 0 to 1")
+    pieces = [replace(piece, freed=piece.activation * (1 - weight_memory)) for piece in starmap(Piece, rows)]
     pieces[-1] = replace(pieces[-1], logits=logits)
-    sizes = per_weight(bytes_per_weight)
-    return Pieces(tuple(pieces), unit, message, None, sizes, weight_memory, tensor=tensor)
+    return Pieces(tuple(pieces), unit, message, None, per_weight(bytes_per_weight), tensor=tensor)
 
 
 def require_unit(unit: Any) -> None:

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from inspect import signature
 from itertools import product
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import Number, plural, pretty
@@ -36,7 +37,8 @@ MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, a
 PROMISING = 6  # schedules that are searched longer
 DISTORTED = 1.25  # times as long as with even stages
 ALIKE = 0.005  # times that differ by less are alike: the one with less memory is better
-FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
+NEAR = 1.15  # times as long as the fastest: a better partition may still bring a schedule among the first
+FIRST, LATER, LAST = 2_300_000, 200_000, 50_000  # spent on each of these three kinds; see `Cutting.spent`
 # How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
 SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch")]
 
@@ -255,9 +257,11 @@ def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, c
         chunks = few if "chunks" in options_of(name) else ()
         options[name] = [{"chunks": number} for number in chunks] or [{}]
         stages += sum(chunks) or require_registered(name).chunks
-    counts, forwards = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches], 0
-    for count in counts:
-        forwards += job.ranks * stages * require_count("microbatches", count)
+    several = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches]
+    counts, forwards = [], 0
+    for count in several:
+        counts.append(require_count("microbatches", count))
+        forwards += job.ranks * stages * counts[-1]
         if forwards > MOST_FORWARDS:
             raise SettingError(
                 f"{plural(len(options), 'schedule')} with {shown(microbatches)} microbatches on {job.ranks} ranks are "
@@ -268,14 +272,25 @@ def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, c
         built, error = [], None
         for option in options[name]:
             try:
-                schedule = registered(name, job.ranks, count, **option)
-                schedule.validate()
-                built.append(schedule)
+                built.append(legal(name, job.ranks, count, **option))
             except Exception as caught:  # a generator that was registered may raise anything
                 error = error or caught
         if names is not None and error and not built:
             raise error
         yield from (each for each in built if cut in (None, each.stages))
+
+
+# By all that it depends on, so that the plans of `divide` share a schedule, as long as one of them lives.
+_ALIVE: WeakValueDictionary[tuple[Any, ...], Schedule] = WeakValueDictionary()
+
+
+def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
+    """Return a registered schedule. Raise whatever its generator raises, and ScheduleError if it is not legal."""
+    key = name, require_registered(name), ranks, microbatches, *sorted(options.items())
+    schedule = _ALIVE.get(key) or registered(name, ranks, microbatches, **options)
+    schedule.validate()
+    _ALIVE[key] = schedule
+    return schedule
 
 
 def _names(given: Any) -> list[str]:
@@ -317,10 +332,13 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
     def related(each: Cutting) -> list[Cuts]:
         return [other.best for other in tried if other.schedule.placement == each.schedule.placement]
 
-    for index, each in enumerate(sorted(tried, key=promise)):
+    ordered = sorted(tried, key=promise)
+    excess, fastest = promise(ordered[0])
+    for index, each in enumerate(ordered):
         progress(each.schedule.name, 0.5 + index / len(tried) / 2)
         each.adopt(related(each))
-        each.improve(FIRST if index < PROMISING else LATER)
+        near = promise(each) <= (excess, NEAR * fastest)
+        each.improve(FIRST if index < PROMISING else LATER if near else LAST)
     for each in sorted(tried, key=promise):
         if each.adopt(related(each)):
             each.improve(LATER)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ppedu.core import PipelineError, SettingError
@@ -16,11 +17,22 @@ GB = 1e9
 
 
 class ShortageError(SettingError):
-    """Nothing fits in the memory. `needed` is the least that a GPU would have to have, in bytes."""
+    """Nothing fits in the memory.
 
-    def __init__(self, message: str, needed: float):
-        super().__init__(message)
-        self.needed = needed
+    Attributes:
+        needed: The least that a GPU would have to have, in bytes.
+        explain: Returns the message. It looks for what would fit, and `divide` shows one of many messages.
+    """
+
+    def __init__(self, needed: float, explain: Callable[[], str]):
+        super().__init__()
+        self.needed, self.explain = needed, cache(explain)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SettingError, (str(self),)
 
 
 def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> ShortageError:
@@ -31,34 +43,39 @@ def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> Shortag
     """
     limit = job.machine.memory
     if limit < 1e6:
-        return ShortageError(f"the machine has a memory of {limit:g} bytes; 80 GB are memory=80e9", 0)
+        return ShortageError(0, lambda: f"the machine has a memory of {limit:g} bytes; 80 GB are memory=80e9")
     smallest = _smallest(job, closest)
-    closest = closest if fixed else smallest
-    sizes = closest.memory
+    shown = closest if fixed else smallest
+    more = ["another partition"] if fixed and not smallest.excess else []
+    return ShortageError(float(max(shown.memory)), lambda: _short(job, shown, kept, more))
+
+
+def _short(job: Workload, closest: Choice, kept: bool, more: Sequence[str]) -> str:
+    """Return the message. `more`: What else would fit."""
+    limit, sizes = job.machine.memory, closest.memory
     rank = max(range(len(sizes)), key=sizes.__getitem__)
     parts = ", ".join(f"{kind} {size / GB:.1f}" for kind, size in closest.kinds[rank].items() if size >= 0.05 * GB)
     microbatches = closest.schedule.microbatches
-    more = ["another partition"] if fixed and not smallest.excess else []
-    more += ["recompute=True"] if kept and _fits_on(job, job.ranks, microbatches) else []
+    more = [*more, *(["recompute=True"] if kept and _fits_on(job, job.ranks, microbatches) else [])]
     wider = (job.ranks * factor for factor in (2, 4, 8) if job.ranks * factor <= len(job.pieces))
     more += [f"{ranks} ranks" for ranks in wider if _fits_on(job, ranks, microbatches)][:1]
     more.append(f"a memory of {sizes[rank] / GB:.1f} GB")
-    return ShortageError(
+    return (
         f"nothing fits in {limit / GB:g} GB on {job.ranks} ranks: the closest, {closest.name}, needs "
         f"{sizes[rank] / GB:.1f} GB on rank {rank} ({parts}), {(sizes[rank] - limit) / GB:.1f} GB too many; what would "
-        f"fit: {', or '.join(more)}",
-        float(sizes[rank]),
+        f"fit: {', or '.join(more)}"
     )
 
 
 def _smallest(job: Workload, choice: Choice) -> Choice:
     """Return a choice with another partition, which needs nearly the least memory."""
+    smallest, most = None, max(choice.memory)
     while True:
-        found = job.cutting(choice.schedule, choice.recompute, limit=max(choice.memory) * 0.97)
+        found = job.cutting(choice.schedule, choice.recompute, limit=most * 0.97)
         found.start()
         if found.excess(found.best):
-            return choice
-        choice = job.choice(found)
+            return job.choice(smallest) if smallest else choice
+        smallest, most = found, max(found.memory(found.best))
 
 
 def _fits_on(job: Workload, ranks: int, microbatches: int) -> bool:

@@ -104,15 +104,17 @@ def pieces_of(
         )
         experts = sized.expert_parameters // split if split > 1 else -(-sized.expert_parameters // tensor)
         others = -(-(sized.layer_parameters - sized.expert_parameters) // tensor)
-        return Piece.of_work("", works, others + experts, part * kept, experts=experts), part * (whole - kept)
+        piece = Piece.of_work(works, weights=others + experts, activation=part * kept, experts=experts)
+        return piece, part * (whole - kept)
 
     layer, restored = layer_of(model)
     first, of_first = layer_of(model.first) if model.dense else (layer, restored)
     layers = [first if number < model.dense else layer for number in range(model.layers)]
     embedding = Piece("embedding", 0, 0, 0, 0, -(-model.embedding_parameters // tensor), part * 8 * sequence)
-    size, logits = (part * each for each in model.head_activation(sequence, tensor, element))
+    size, logits, freed = (part * each for each in model.head_activation(sequence, tensor, element))
     works = [each.part(context) for each in head_work(model, sequence, batch, tensor, element)]
-    head = Piece.of_work("head", works, -(-model.head_parameters // tensor), size, logits)
+    weights = -(-model.head_parameters // tensor)
+    head = Piece.of_work(works, "head", weights=weights, activation=size, logits=logits, freed=freed)
     more = [_prediction(model, layer, head, tokens, tensor, context, element) for _ in range(model.predictions)]
     tied = -(-model.tied_parameters // tensor)
     if shard_vocabulary:
@@ -250,7 +252,8 @@ def _prediction(model: Model, layer: Piece, head: Piece, tokens: int, tensor: in
     works = [work.plus(of_head).plus(joined) for work, of_head in zip(layer.work, head.work, strict=True)]
     weights = layer.weights + -(-(matrix + 3 * model.norm_parameters) // tensor)
     kept = layer.activation + head.activation + 4 * element * tokens * model.width / tensor / context
-    return Piece.of_work("", works, weights, kept, head.logits, layer.experts)
+    piece = Piece.of_work(works, weights=weights, activation=kept, experts=layer.experts)
+    return replace(piece, logits=head.logits, freed=head.freed)
 
 
 def _with_share(piece: Piece, embedding: Piece, head: Piece, shares: int, tied: int) -> Piece:
@@ -259,4 +262,6 @@ def _with_share(piece: Piece, embedding: Piece, head: Piece, shares: int, tied: 
     works = [mine.plus(whole.part(shares)) for mine, whole in zip(piece.work, head.work, strict=True)]
     weights = piece.weights + -(-(embedding.weights + head.weights - tied) // shares)
     kept = piece.activation + (embedding.activation + head.activation) / shares
-    return Piece.of_work("", works, weights, kept, piece.logits + head.logits / shares, piece.experts)
+    logits, freed = piece.logits + head.logits / shares, piece.freed + head.freed / shares
+    piece = Piece.of_work(works, weights=weights, activation=kept, experts=piece.experts)
+    return replace(piece, logits=logits, freed=freed)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
+from operator import mul, sub
 from typing import Any
 
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
@@ -145,11 +146,10 @@ class Instance:
         """By op, the memory that each stage frees at its end."""
         if not self.split:
             return {Op.B: self.activations}
-        kept = exact(self.costs.weight_memory)
-        return {
-            Op.I: [each * (1 - kept) for each in self.activations],
-            Op.W: [each * kept for each in self.activations],
-        }
+        stages = self.placement.stages
+        parts = map(exact, self.costs.per_stage(self.costs.weight_memory, stages, stages))
+        kept = [*map(mul, self.activations, parts)]
+        return {Op.I: [*map(sub, self.activations, kept)], Op.W: kept}
 
     @cached_property
     def memory_unit(self) -> Fraction:

@@ -26,8 +26,8 @@ LINKS = ("free", "pair", "rank")
 TIMES = ("forward", "backward", "input", "weight", "overlap")
 
 # The costs, each with the levels of sequences that it may have: 2 by stage and microbatch, 1 by stage.
-DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 1, "stage_input": 1}
-DEPTHS |= dict.fromkeys(("weight_memory", "latency", "transfer"), 0)
+DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 1, "stage_input": 1, "weight_memory": 1}
+DEPTHS |= dict.fromkeys(("latency", "transfer"), 0)
 
 LARGEST = 1e100  # the largest cost: sums of millions, and their ratios, still fit a float
 
@@ -54,7 +54,8 @@ class Costs:
             neither rank busy. A dict {(0, 1): 0.5, …} or a matrix, `latency[from_rank][to_rank]`, gives it for each
             link.
         activation: The memory that a forward takes for one microbatch, until its backward.
-        weight_memory: The part of `activation`, 0 to 1, that a split backward keeps until W. I frees the rest.
+        weight_memory: The part of `activation`, 0 to 1, that a split backward keeps until W. I frees the rest. A number
+            is that of every stage.
         recompute: Activations are dropped after F and computed again at the start of B or I, which takes F longer
             (activation checkpointing of whole stages, arXiv 1604.06174). Until then, a microbatch only holds
             `stage_input`.
@@ -80,7 +81,7 @@ class Costs:
     weight: Cost | None = None
     overlap: Cost | None = None
     latency: LinkCost = 0
-    weight_memory: Number = 1
+    weight_memory: Size = 1
     activation: Size = 1
     recompute: bool = False
     stage_input: Size = 0
@@ -111,7 +112,7 @@ class Costs:
             for number in numbers:
                 _require_cost(name, number)
             object.__setattr__(self, name, cost)  # frozen
-        if self.weight_memory > 1:
+        if max(flat([self.weight_memory])) > 1:
             raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
         if not any(isinstance(cost, tuple) or callable(cost) for cost in vars(self).values()):
             self.durations(stages=1, ranks=1)  # raises SettingError if half a backward takes longer than all of it
@@ -246,12 +247,13 @@ class Costs:
         """
         activations = self.per_stage(self.activation, stages, ranks)
         after_forward = self.per_stage(self.stage_input, stages, stages) if self.recompute else activations
+        parts = self.per_stage(self.weight_memory, stages, stages)
         changes: dict[Op, list[tuple[Any, Any]]] = {op: [] for op in (Op.F, Op.B, Op.I, Op.W)}
-        for whole, held in zip(activations, after_forward, strict=True):
+        for whole, held, part in zip(activations, after_forward, parts, strict=True):
             changes[Op.F].append((held, 0))
             changes[Op.B].append((whole - held, whole))
-            changes[Op.I].append((whole - held, whole * (1 - self.weight_memory)))
-            changes[Op.W].append((0, whole * self.weight_memory))
+            changes[Op.I].append((whole - held, whole * (1 - part)))
+            changes[Op.W].append((0, whole * part))
         pairs = chain.from_iterable(changes.values())
         ticks = Ticks(number for pair in pairs for number in pair)
         counted = {}

@@ -76,12 +76,12 @@ def run(schedule, length=lambda action: 1, latency=0):
         now += 1
 
 
-def held(row, weigh, kept=1):
+def held(row, weigh, kept):
     """Return the memory of a rank's activations in the middle of every tick, recounted each time.
 
-    weigh: `weigh(stage)` is the size of an activation of that stage. kept: the part of it that I leaves to W.
+    weigh: `weigh(stage)` is the size of an activation of that stage. kept: `kept(stage)`, the part that I leaves to W.
     """
-    given_back = {"B": 1, "I": 1 - kept, "W": kept}
+    given_back = {"B": lambda stage: 1, "I": lambda stage: 1 - kept(stage), "W": kept}
     curve = []
     for tick in range(row[-1][2]):
         value = 0
@@ -89,7 +89,7 @@ def held(row, weigh, kept=1):
             for single in action.singles:
                 if single.op == "F" and start <= tick:
                     value += weigh(single.stage)
-                if end <= tick:
-                    value -= weigh(single.stage) * given_back.get(single.op, 0)
+                if end <= tick and single.op in given_back:
+                    value -= weigh(single.stage) * given_back[single.op](single.stage)
         curve.append(value)
     return curve

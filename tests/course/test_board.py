@@ -224,6 +224,9 @@ def test_an_input_backward_releases_the_memory_that_w_does_not_need():
     assert board.why_not("0F1") == "with 0F1, rank 0 would hold 2 activations; the limit is 1.5"
     lay(board, "0I0 0F1")
     assert board.timeline.memory(0)[-1][1] == pytest.approx(1.4)
+    board = Board(Placement.make("loop", 1, 2), 1, Costs(activation=[2, 5], weight_memory=[0.5, 0]), 4, split=True)
+    lay(board, "0F0")
+    assert board.why_not("1F0") == "with 1F0, rank 0 would hold 7 activations; the limit is 4"
 
 
 @given(positions)

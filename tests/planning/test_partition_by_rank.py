@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import often
 
 import ppedu as pp
-from ppedu.planning.memory import InFlight
+from ppedu.planning.memory import in_flight
 from ppedu.planning.partition import Cutting
 from ppedu.sim.partition import by_cost
 from ppedu.zoo.registry import published
@@ -30,15 +30,18 @@ def drawn(chance, count):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("weight_memory", [1, Fraction(1, 2)])
-def test_peaks_are_those_of_a_simulation(name, recompute, weight_memory):
+@pytest.mark.parametrize("kept", [1, 0])
+def test_peaks_are_those_of_a_simulation(name, recompute, kept):
     schedule, chance = pp.schedule(name, 4, 8), random.Random(name)
-    whole = [chance.randint(1, 9) for _ in range(schedule.stages)]
-    inputs = [chance.randint(0, size) for size in whole]
-    costs = pp.Costs(activation=whole, stage_input=inputs, recompute=recompute, weight_memory=weight_memory)
-    found = InFlight.of(schedule, weight_memory, recompute)
-    peaks = tuple(found.peak(rank, whole, inputs)[0] for rank in range(4))
-    assert peaks == pp.simulate(schedule, costs).peak_activations
+    whole = [chance.randint(2, 9) for _ in range(schedule.stages)]
+    freed = [0 if kept else chance.randint(0, size) for size in whole]
+    parts = [Fraction(size - less, size) for size, less in zip(whole, freed, strict=True)]
+    costs = pp.Costs(activation=whole, stage_input=[2] * len(whole), recompute=recompute, weight_memory=parts)
+    found = in_flight(schedule, recompute)
+    sizes = [([whole[stage] for stage in mine], [freed[stage] for stage in mine], 2) for mine in found.stages]
+    peaks = [found.peak(rank, of_rank) for rank, of_rank in enumerate(sizes)]
+    assert tuple(size for _, size in peaks) == pp.simulate(schedule, costs).peak_activations
+    assert all(found.size(held, of_rank) == size for (held, size), of_rank in zip(peaks, sizes, strict=True))
 
 
 def every(schedule, pieces, memory, delay=1):
@@ -97,7 +100,7 @@ def test_never_worse_than_equal_stages_nor_below_its_bounds(name, seed, recomput
     assert found.bound <= found.time(found.best) <= found.time(cuts)
     assert max(found.loads(cuts)) <= found.time(cuts)
     assert found.time(cuts) == pp.simulate(schedule, found.costs(cuts)).makespan
-    assert found.memory(cuts) == [sum(found.kinds(rank, cuts).values()) for rank in range(4)]
+    assert found.memory(cuts) == [sum(kinds.values()) for kinds in found.kinds(cuts)]
 
 
 def test_two_copies_of_the_model_share_the_heaviest_piece():

@@ -41,7 +41,7 @@ def timelines(draw):
         weight=draw(each),
         latency=draw(st.integers(0, 2)),
         activation=draw(each),
-        weight_memory=Fraction(draw(st.integers(0, 4)), 4),
+        weight_memory=[Fraction(part, 4) for part in draw(each)],
     )
     return simulate(schedule, costs)
 
@@ -164,7 +164,7 @@ def test_idle_and_bubble_are_the_time_that_ranks_do_not_work(timeline):
 def test_memory_and_its_peak_equal_those_counted_at_every_tick(timeline):
     weighs, kept = timeline.costs.activation, timeline.costs.weight_memory
     for rank, row in enumerate(timeline.rows):
-        counted = stepper.held(row, weighs.__getitem__, kept)
+        counted = stepper.held(row, weighs.__getitem__, kept.__getitem__)
         steps = timeline.memory(rank)
         assert [time for time, _ in steps] == sorted(time for time, _ in steps)
         read = [[value for time, value in steps if time <= tick][-1] for tick in range(len(counted))]

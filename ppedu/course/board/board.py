@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, product
+from operator import mul, neg, sub
 from typing import Any
 
 from ppedu.core import (
@@ -79,9 +80,11 @@ class Board:
         self.limit = math.inf if memory is None else exact(memory)
         weights = self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks)
         self.weights = list(map(exact, weights))  # a microbatch's activations in each stage
-        kept = exact(self.costs.weight_memory)
-        # By op, the part of a stage's activations that it allocates; negative if it frees them.
-        self._allocates = {Op.F: Fraction(1), Op.B: Fraction(-1), Op.I: kept - 1, Op.W: -kept}
+        parts = map(exact, self.costs.per_stage(self.costs.weight_memory, placement.stages, placement.stages))
+        kept = [*map(mul, self.weights, parts)]  # of these, until W
+        # By op and stage, the memory that an action allocates; negative if it frees it.
+        self._allocates = {Op.F: self.weights, Op.B: [*map(neg, self.weights)]}
+        self._allocates |= {Op.I: [*map(sub, kept, self.weights)], Op.W: [*map(neg, kept)]}
         self._holders: dict[Action, int] = {}  # the rank of each action of the board, without pairs
         for op, microbatch, stage in product(self.ops, range(microbatches), range(placement.stages)):
             self._holders[Action(stage, Op(op), microbatch)] = placement.rank(stage, microbatch)
@@ -294,7 +297,7 @@ class Board:
             here = rank, len(self._orders[rank])
             self._placed |= dict.fromkeys(action.singles, here)
             self._results |= dict.fromkeys(produces(action), here)
-            self._held[rank] += sum(self._allocates[each.op] * self.weights[each.stage] for each in action.singles)
+            self._held[rank] += sum(self._allocates[each.op][each.stage] for each in action.singles)
             self._orders[rank].append(action)
 
     @property

@@ -66,7 +66,7 @@ def count(
         pieces.append(piece)
         messages.append(x.numel() * x.element_size())
     flops = sum(piece.forward + piece.backward for piece in pieces)
-    return Pieces(tuple(pieces), FLOP, messages[0], None, per_weight(bytes_per_weight), 1, flops)
+    return Pieces(tuple(pieces), FLOP, messages[0], None, per_weight(bytes_per_weight), flops)
 
 
 def _count(stage: nn.Module, x: torch.Tensor, name: str, loss_fn: Any) -> tuple[Piece, torch.Tensor]:
