@@ -192,8 +192,7 @@ class Cutting:
     def _work(self) -> list[list[tuple[int, list[Any]]]]:
         """For each rank: its stages, each with the time of all its actions, summed over the pieces before each cut."""
         return [
-            [(stage, self._summed(of_stage)) for stage, of_stage in counts.items()]
-            for counts in _counts(self.schedule)
+            [(stage, self._summed(of_stage)) for stage, of_stage in counts.items()] for counts in _counts(self.schedule)
         ]
 
     def _summed(self, counts: Counter[str]) -> list[Any]:
