@@ -50,7 +50,7 @@ def earliest_times(
     rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
     for block in numbered.blocks:
         links = zip(block.requires, block.links, strict=True)
-        # What a rank has computed itself exists when it is free; what it has received may come later.
+        # A rank's own results exist once it is free. If lowered, they include messages, which come later.
         inputs = [(distance, delay(*link) if link else 0) for distance, link in links if link or numbered.lowered]
         rules.append((inputs, block.produces, block.sample.op in RECEIVE))
     exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists

@@ -34,9 +34,9 @@ def once(function: Callable[..., Answer]) -> Callable[..., Answer]:
 class InFlight(NamedTuple):
     """The activations that a schedule keeps at its peaks. They depend on the order of actions, not on their times.
 
-    What a rank holds is counted in microbatches: of all its stages, the inputs that are kept for recomputation; then
-    for each stage those whose W (or B) has not ended; then for each, if I frees something, those whose I (or B) has not
-    ended.
+    A rank's activations are counted in microbatches: of all its stages, the inputs that are kept for recomputation;
+    then for each stage the microbatches whose W (or B) has not ended; then, if I frees something, for each stage the
+    microbatches whose I (or B) has not ended.
 
     Attributes:
         stages: By rank, the stages it holds.
@@ -57,11 +57,11 @@ class InFlight(NamedTuple):
         return peaks[bytes_of.index(most)], most
 
     def size(self, held: Held, sizes: Sizes) -> Any:
-        """Return the bytes of what a rank holds."""
+        """Return the bytes of a rank's activations, which are counted in `held`."""
         return sum(map(mul, held, self._each(sizes)))
 
     def _each(self, sizes: Sizes) -> list[Any]:
-        """Return the bytes for each count of what a rank holds."""
+        """Return the bytes of a microbatch for each count."""
         whole, freed, message = sizes
         return [message, *map(sub, whole, freed), *freed] if self.freeing else [message, *whole]
 
