@@ -126,6 +126,7 @@ lint-widgets: .venv/.test $(if $(shell command -v npm),node_modules/.package-loc
 
 lint-workflows: .venv/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_*.yml
 	$(BIN)/pre-commit validate-config
 

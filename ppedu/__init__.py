@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "Schedule", "Span", "Timeline", "W"]
 __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
-__all__ += ["align", "check", "label", "lower", "merge_backward", "simulate", "strip", "verify"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "shrink", "simulate", "strip", "verify"]
 __all__ += ["register", "schedule", "schedules"]
 __all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
 __all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "theory"]
@@ -68,6 +68,7 @@ LAZY = {
     "Run": "ppedu.trace.run",
     "search": "ppedu.search",
     "show_live": "ppedu.launch.exchange",
+    "shrink": "ppedu.sim.shrink",
     "testing": "ppedu.testing",
     "theory": "ppedu.zoo.theory",
     "verify": "ppedu.sim.verify",

@@ -102,6 +102,11 @@ CALLS = {
         "pair",
         [2, 2],
     ),
+    "shrink": (
+        lambda schedule, transport: pp.shrink(schedule, transport=transport),
+        pp.Schedule("late", SCHEDULE.placement, SCHEDULE.microbatches, [order[::-1] for order in SCHEDULE.orders]),
+        "pair",
+    ),
     "merge_backward": (pp.merge_backward, SCHEDULE),
     "label": (pp.label, SEND, Placement.make("loop", 2)),
     "simulate": (pp.simulate, SCHEDULE, Costs()),

@@ -10,7 +10,8 @@ from ppedu.core import Schedule
 from ppedu.core.files import named
 from ppedu.core.numeric import pretty
 from ppedu.sim import simulate
-from ppedu.sim.verify import Rejection, verify
+from ppedu.sim.shrink import shrink
+from ppedu.sim.verify import Rejection, problems_of, verify
 
 SHOWN = 20  # reasons; a mistake can have thousands of them
 
@@ -37,6 +38,12 @@ def report(schedule: Schedule, options: Namespace) -> int:
         print(_annotation(options.schedule, rejection) if in_actions else rejection.text)
     if len(found) > SHOWN:
         print(f"… and {len(found) - SHOWN} more")
+    if found and found[0].rank is not None and problems_of(schedule, options.transport)[1]:
+        part = shrink(schedule, transport=options.transport)
+        if (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches):
+            print(f"\nthe same on {part.size}:")
+            for rank, order in enumerate(part.orders):
+                print(f"rank {rank}: {' '.join(map(str, order))}")
     if not found:
         held = ", ".join(map(pretty, simulate(schedule).peak_activations))
         print(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ppedu.core import Schedule, SettingError, check, lower, strip, suggest_placement
 from ppedu.core.numeric import Number, pretty
+from ppedu.core.problems import Problem
 from ppedu.core.schedule import require_schedule
 from ppedu.core.validate import require_number, require_one_of
 from ppedu.sim.simulation import simulate
@@ -51,18 +52,29 @@ def verify(
         SettingError: An argument is not possible, or the baseline is for other sizes, or it is not legal.
     """
     require_schedule("verify", schedule)
-    require_one_of("transport", transport, TRANSPORTS)
     limits = None if peak is None else _limits(schedule, peak)
-    problems = check(schedule)
+    _, problems = problems_of(schedule, transport)
     if suggestion := suggest_placement(schedule):
         return [Rejection(None, suggestion)]
-    if not problems and transport != "buffered":
-        problems = check(schedule if schedule.lowered else lower(strip(schedule)), **TRANSPORTS[transport])
     if problems:
         return [Rejection(problem.rank, str(problem)) for problem in problems]
     timeline = simulate(strip(schedule))
     found = [] if limits is None else list(_too_large(timeline, limits))
     return found if baseline is None else found + list(_worse(schedule, timeline, baseline))
+
+
+def problems_of(schedule: Schedule, transport: str) -> tuple[Schedule, Sequence[Problem]]:
+    """Return the problems of a schedule on a transport, and the schedule that has them: it may need messages.
+
+    Raises:
+        SettingError: There is no such transport.
+    """
+    require_one_of("transport", transport, TRANSPORTS)
+    problems = check(schedule)
+    if problems or transport == "buffered":
+        return schedule, problems
+    lowered = schedule if schedule.lowered else lower(strip(schedule))
+    return lowered, check(lowered, **TRANSPORTS[transport])
 
 
 def _limits(schedule: Schedule, peak: Any) -> list[Number]:

@@ -1,6 +1,12 @@
 """Schedules as continuous integration sees them: `verify`, `check_schedule` and `ppedu verify`."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import yaml
 
 import ppedu as pp
 from ppedu.cli.main import main
@@ -110,7 +116,29 @@ def test_the_command(tmp_path, capsys, monkeypatch, crossed):
     assert main(["verify", "interleaved", "--option", "chunks=2", "--baseline", "other.csv"]) == 1
     assert "a step takes longer" in capsys.readouterr().out
     (tmp_path / "missing.txt").write_text("\n".join(f"{rank}F0 {rank}F99" for rank in range(4)))
-    assert main(["verify", "missing.txt"]) == 1 and "… and " in capsys.readouterr().out.splitlines()[-1]
+    assert main(["verify", "missing.txt"]) == 1 and "\n… and " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["verify", "crossed.csv", "--peak", "1,x"])
     assert "give a number, or one for each rank, such as 4,3,2,1" in capsys.readouterr().err
+
+
+def test_the_action_of_github_fails_with_the_reason(tmp_path):
+    """Its last step, run as a workflow runs it; the ones before install."""
+    action = yaml.safe_load((Path(__file__).parents[2] / "action.yml").read_text())
+    (tmp_path / "crossed 2.csv").write_text(CROSSED)
+    step = action["runs"]["steps"][-1]
+    settings = {name: str(each.get("default", "")) for name, each in action["inputs"].items()}
+
+    def run(**inputs):
+        given = {f"${{{{ inputs.{name} }}}}": value for name, value in {**settings, **inputs}.items()}
+        environment = {name: given[value] for name, value in step["env"].items()}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        settled = {**os.environ, **environment, "PATH": path, "GITHUB_ACTIONS": "true"}
+        return subprocess.run(
+            ["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=settled, capture_output=True, text=True
+        )
+
+    assert run(schedule="crossed 2.csv").returncode == 0
+    failed = run(schedule="crossed 2.csv", transport="rendezvous")
+    assert failed.returncode == 1 and failed.stdout.startswith("::error file=crossed 2.csv,line=1::deadlock")
+    assert run(schedule="crossed 2.csv", arguments="--peak 1,1").returncode == 1
