@@ -12,6 +12,7 @@ a timeline.
     precision       mixed precision: a scale for losses, fp32 copies of weights
     memory          the bytes that a rank holds, measured
     emulate         a pipeline whose stages sleep instead of computing
+    torchs          a schedule in torch's own runtime
     stages          a rank's pieces of the model, and their checkpoints
     ranks           messages, devices, and what differs between releases of torch
 """

@@ -1,20 +1,20 @@
-"""Schedules written by `to_torch` run in torch's own runtime and give the same gradients as the engine."""
+"""Schedules run in torch's own runtime, by `pp.run.to_torch`, and give the same gradients as the engine."""
 
 import json
 
 import pytest
-from cases import BEGIN, NAMED, named
+import torch
+from cases import BEGIN, NAMED
 from releases import needs
 
 import ppedu as pp
 from ppedu.engine.ranks.versions import TORCHS_CHUNKS, TORCHS_MESSAGES, lack
 
 RUN = """
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from ppedu.engine.torchs import to_torch
 
 config = GPTConfig(vocabulary=11, context=8, layers=8, heads=2, width=16)
-for name, form, path, microbatches in json.loads(sys.argv[1]):
+for name, form, microbatches in json.loads(sys.argv[1]):
     schedule = named(name, size, microbatches)
     tokens = torch.randint(11, (2 * microbatches, 9), generator=torch.Generator().manual_seed(3))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -27,9 +27,7 @@ for name, form, path, microbatches in json.loads(sys.argv[1]):
     pipeline.step(inputs, targets)
 
     theirs = make()
-    stages = [PipelineStage(module, stage, schedule.stages, torch.device("cpu")) for stage, module in theirs.items()]
-    runtime = _PipelineScheduleRuntime(stages, microbatches, loss_fn=next_token_loss)
-    runtime._load_csv(path, format=form)
+    runtime = to_torch(pp.lower(schedule) if form == "compute_comms" else schedule, theirs, next_token_loss)
     first, last = 0 in theirs, schedule.stages - 1 in theirs
     runtime.step(*[inputs] * first, target=targets if last else None)
 
@@ -48,28 +46,22 @@ QUICK = ["1f1b", "interleaved", "zb-v", "dualpipev", FOUND[1]]  # of each placem
 
 
 @pytest.fixture(scope="module")
-def differences(ranks, tmp_path_factory):
+def differences(ranks):
     """`differences(name, form)` returns the largest relative difference of a gradient on any rank."""
-    folder, found = tmp_path_factory.mktemp("csv"), {}
+    found = {}
 
     def get(name, form):
         if (name, form) not in found:
-            found.update(run([each for each in NAMES if (each in QUICK) == (name in QUICK)], ranks, folder))
+            found.update(run([each for each in NAMES if (each in QUICK) == (name in QUICK)], ranks))
         return found[name, form]
 
     return get
 
 
-def run(names, ranks, folder):
+def run(names, ranks):
     asked = []
     for name in names:
-        schedule = named(name, 4, 8)
-        for form, written in zip(FORMS, (schedule, pp.lower(schedule)), strict=True):
-            if written.lowered and lack(TORCHS_MESSAGES):
-                continue
-            path = str(folder / f"{name}-{form}.csv")
-            pp.export.to_torch(written, path)
-            asked.append((name, form, path, 8))
+        asked += [(name, form, 8) for form in FORMS if form == FORMS[0] or not lack(TORCHS_MESSAGES)]
     output = ranks(BEGIN + NAMED + RUN, 4, json.dumps(asked), timeout=240)
     found = [[float(line) for line in text.splitlines() if line[0].isdigit()] for text in output]
     return {(name, form): max(each) for (name, form, *_), *each in zip(asked, *found, strict=True)}
@@ -82,3 +74,42 @@ def run(names, ranks, folder):
 )
 def test_torchs_runtime_computes_the_same_gradients(differences, name, form):
     assert differences(name, form) < 1e-5
+
+
+REFUSED = """
+loss = fn.mse_loss
+held = {rank: nn.Linear(2, 2)}
+for given in [
+    (pp.schedule("dualpipe", 2, 4), held, loss),
+    (pp.schedule("1f1b", 2, 4).forwards, held, loss),
+    (pp.schedule("1f1b", 4, 4), held, loss),
+    (pp.schedule("1f1b", 2, 4), {1 - rank: nn.Linear(2, 2)}, loss),
+    (pp.schedule("1f1b", 2, 4), held, "mse"),
+    ("1f1b", held, loss),
+]:
+    try:
+        pp.run.to_torch(*given)
+    except pp.PipelineError as error:
+        print(error)
+try:
+    pp.run.to_torch(pp.schedule("1f1b", 2, 4), held, loss, microbatch=3)
+except pp.SettingError as error:
+    print(error)
+"""
+
+
+def test_torchs_runtime_is_refused_with_the_reason(ranks):
+    with pytest.raises(pp.CommunicationError, match="torch's runtime needs a process group; call"):
+        pp.run.to_torch(pp.schedule("1f1b", 1, 2), {0: torch.nn.Linear(2, 2)}, torch.nn.functional.mse_loss)
+    found = ranks(BEGIN + REFUSED, 2)[0].splitlines()
+    expected = [
+        "take a schedule with one copy, such as dualpipev",
+        "runs forwards alone, and torch's runtime is for training; take Pipeline",
+        "needs 4 ranks; the group has 2",
+        "rank 0 holds the stages 0; got 1",
+        "loss_fn must be a function of an output and a target; got 'mse'",
+        "to_torch",
+        "torch's runtime cannot be made like this",
+    ]
+    assert len(found) == len(expected), found
+    assert all(part in line for part, line in zip(expected, found, strict=True)), found

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,14 +22,13 @@ import torch.distributed as dist
 from torch import nn
 
 from ppedu.core import Action, B, F, SettingError
-from ppedu.core.export import to_torch
 from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.course.by_hand.loops import Microbatches, gpipe_step, one_f_one_b_step
 from ppedu.engine.batch import Batching
 from ppedu.engine.pipeline import Pipeline
 from ppedu.engine.ranks.comm import PipelineGroup, communicate
-from ppedu.engine.ranks.versions import DEFERRED, TORCHS_CHUNKS, require
 from ppedu.engine.stages.stage import Loss, Stage
+from ppedu.engine.torchs import to_torch
 from ppedu.zoo import schedule
 from ppedu.zoo.one_f_one_b import one_f_one_b
 
@@ -378,17 +376,8 @@ def torchs_step(
         inputs, targets: The whole batch, (samples, …), on rank 0; not used on the other ranks.
         settings: Of the runtime.
     """
-    from torch.distributed.pipelining import PipelineStage
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-
-    require(DEFERRED if settings else TORCHS_CHUNKS)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    stages = [PipelineStage(module, index, 2 * ranks, torch.device("cpu")) for index, module in modules.items()]
-    runtime = _PipelineScheduleRuntime(stages, MICROBATCHES, loss_fn, **settings)
-    with TemporaryDirectory() as folder:
-        to_torch(schedule("zb-v", ranks, MICROBATCHES), f"{folder}/zb-v.csv")
-        runtime._load_csv(f"{folder}/zb-v.csv", format="compute_only")
-    if rank == 0:  # it has the first stage, which reads the inputs, and the last, which reads the targets
+    runtime = to_torch(schedule("zb-v", dist.get_world_size(), MICROBATCHES), modules, loss_fn, **settings)
+    if dist.get_rank() == 0:  # it has the first stage, which reads the inputs, and the last, which reads the targets
         runtime.step(inputs, target=targets)
     else:
         runtime.step(target=None)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -242,3 +243,27 @@ def without_memory() -> AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
+
+
+# torch's own pipelines
+
+
+def torchs_runtime(
+    modules: Mapping[int, nn.Module],
+    stages: int,
+    microbatches: int,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    loss_fn: Callable[..., torch.Tensor],
+    orders: Path,
+    lowered: bool,
+    settings: Mapping[str, Any],
+) -> Any:
+    """Return torch's pipeline runtime for the modules of some of its stages, with the orders of a CSV file."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    made = [PipelineStage(module, stage, stages, device, group=group) for stage, module in modules.items()]
+    runtime = _PipelineScheduleRuntime(made, microbatches, loss_fn, **settings)
+    runtime._load_csv(str(orders), format="compute_comms" if lowered else "compute_only")
+    return runtime
