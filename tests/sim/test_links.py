@@ -374,6 +374,7 @@ def test_the_stall_of_warm_up_receives_that_are_posted_early():
     assert makespan(early, 0, "pair") == makespan(timed, 0, "pair") == 117
     assert makespan(early, 0.1, "rank") == pytest.approx(178.8)
     assert makespan(timed, 0.1, "rank") == pytest.approx(131.7)
+    assert makespan(early, 0.1, "pair") == pytest.approx(120) and makespan(timed, 0.1, "pair") == pytest.approx(122.5)
     timeline = simulate(early, Costs(forward=2, backward=4, links="rank"))
     reason = "1F1 needs 0F1, which ends at 2 on rank 0; its message starts at 8, after 8RECV_F0 of rank 0"
     assert timeline.why_idle(1, 2) == f"rank 1 waits 2–8: {reason}"

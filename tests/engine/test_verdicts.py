@@ -1,0 +1,78 @@
+"""The page of verdicts: torch's deferred receives, judged before they run, and their gradients."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cases import BEGIN
+from releases import needs
+
+import ppedu as pp
+from ppedu.engine.ranks.versions import DEFERRED
+
+PAGE = (Path(__file__).parents[2] / "docs/verdicts.md").read_text(encoding="utf-8")
+SIZES = [(2, 3), (2, 4), (2, 8), (4, 4), (4, 8)]
+RUN = """
+import tempfile
+from pathlib import Path
+
+def layer(stage):
+    torch.manual_seed(stage)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+def far(weight, whole):
+    return ((weight.grad - whole.grad).norm() / whole.grad.norm()).item()
+
+microbatches = int(sys.argv[1])
+torch.manual_seed(1)
+inputs, targets = torch.randn(2 * microbatches, 4), torch.randn(2 * microbatches, 4)
+for name in json.loads(sys.argv[2]):
+    schedule = pp.schedule(name, size, microbatches)
+    modules = {stage: layer(stage) for stage in local_stages(schedule, rank)}
+    runtime = pp.run.to_torch(schedule, modules, fn.mse_loss, defer_pp_recv=True)
+    with tempfile.TemporaryDirectory() as folder:
+        runtime._dump_csv(f"{folder}/deferred.csv")
+        deferred = pp.Schedule.from_csv(f"{folder}/deferred.csv", schedule.placement, microbatches)
+    kinds = sorted({problem.kind for problem in pp.check(deferred)})
+    runtime.step(*[inputs] * (0 in modules), target=targets if schedule.stages - 1 in modules else None)
+    whole = nn.Sequential(*map(layer, range(schedule.stages)))
+    fn.mse_loss(whole(inputs), targets).backward()
+    weights = [pair for s, module in modules.items() for pair in zip(module.parameters(), whole[s].parameters())]
+    print(json.dumps([name, kinds, max(far(*pair) for pair in weights)]))
+dist.barrier()
+"""
+
+
+def names(size, microbatches):
+    """Return the schedules with one copy of the model that exist for this size."""
+    found = []
+    for name in pp.schedules():
+        try:
+            schedule = pp.schedule(name, size, microbatches)
+        except pp.PipelineError:
+            continue
+        if schedule.placement.copies == 1 and not schedule.forward_only:
+            found.append(name)
+    return found
+
+
+@needs(DEFERRED)
+@pytest.mark.parametrize(
+    ("size", "microbatches"), [SIZES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in SIZES[1:])]
+)
+def test_what_is_rejected_trains_wrong_and_all_else_is_right(ranks, size, microbatches):
+    head, _, *rows = re.findall(r"^\|.*\|$", PAGE.split("\n## ")[1], re.MULTILINE)
+    column = [cell.strip() for cell in head.split("|")].index(f"{size} × {microbatches}")
+    shown = {(cells := [cell.strip() for cell in row.split("|")])[1]: cells[column] for row in rows}
+    asked = names(size, microbatches)
+    output = ranks(BEGIN + RUN, size, str(microbatches), json.dumps(asked), timeout=120)
+    of_ranks = zip(
+        *([json.loads(line) for line in text.splitlines() if line[0] == "["] for text in output), strict=True
+    )
+    for found in of_ranks:
+        name, kinds, _ = found[0]
+        error = max(far for *_, far in found)
+        assert kinds == (["message"] if error > 0.1 else []) and (error > 0.1 or error < 1e-5), (name, kinds, error)
+        assert shown[name] == ("right" if not kinds else f"**{error:.1f}**"), name
+    assert {name for name, cell in shown.items() if cell} >= {*asked}
