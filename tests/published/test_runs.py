@@ -18,7 +18,7 @@ LIMITS = {
     "arXiv 2401.10241: speed-up over 1F1B": (0.02, 0.045),
     "arXiv 2411.05288: seconds a step": (0.05, 0.06),
     "arXiv 2411.05288: GiB": (0.06, 0.08),
-    "arXiv 2401.10241: GiB": (0.04, 0.155),
+    "arXiv 2401.10241: GiB": (0.035, 0.09),
     "arXiv 2205.05198: seconds a step": (0.03, 0.07),
     "arXiv 2104.04473: TFLOP/s": (0.06, 0.10),
     "arXiv 2407.21783: MFU": (0.06, 0.08),
