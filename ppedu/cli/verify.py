@@ -41,7 +41,7 @@ def report(schedule: Schedule, options: Namespace) -> int:
     if found and found[0].rank is not None and problems_of(schedule, options.transport)[1]:
         part = shrink(schedule, transport=options.transport)
         if (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches):
-            print(f"\nthe same on {part.size}:")
+            print(f"\nthe same on {part.size} ({part.name}, numbered from 0):")
             for rank, order in enumerate(part.orders):
                 print(f"rank {rank}: {' '.join(map(str, order))}")
     if not found:

@@ -29,8 +29,8 @@ def to_torch(
         runtime = pp.run.to_torch(schedule, stages, loss_fn)
         runtime.step(*[inputs] * (0 in stages), target=targets if schedule.stages - 1 in stages else None)
 
-    The gradients are those of `Pipeline`, up to rounding. torch infers the shapes of messages in the first step, and
-    cannot run two copies of a model.
+    The gradients are those of `Pipeline`, up to rounding. torch infers the shapes of messages in the first step; the
+    batch must be a multiple of the microbatches; and it cannot run two copies of a model.
 
     Args:
         schedule: Compute actions only, or lowered by `pp.lower`.

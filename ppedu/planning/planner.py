@@ -29,7 +29,7 @@ from ppedu.planning.reasons import explained, shortage
 from ppedu.planning.work import pieces_of
 from ppedu.zoo import schedule as registered
 from ppedu.zoo import schedules as all_schedules
-from ppedu.zoo.registry import options_of, require_registered
+from ppedu.zoo.registry import options_of, published, require_registered
 
 MOST_CHUNKS = 8
 MOST_RANKS = 512
@@ -280,16 +280,19 @@ def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, c
         yield from (each for each in built if cut in (None, each.stages))
 
 
-# By all that it depends on, so that the plans of `divide` share a schedule, as long as one of them lives.
+# Of published schedules, so that the plans of `divide` share one, as long as one of them lives.
 _ALIVE: WeakValueDictionary[tuple[Any, ...], Schedule] = WeakValueDictionary()
 
 
 def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule. Raise whatever its generator raises, and ScheduleError if it is not legal."""
-    key = name, require_registered(name), ranks, microbatches, *sorted(options.items())
-    schedule = _ALIVE.get(key) or registered(name, ranks, microbatches, **options)
-    schedule.validate()
-    _ALIVE[key] = schedule
+    key = name, ranks, microbatches, *sorted(options.items())
+    schedule = _ALIVE.get(key) if name in published() else None
+    if schedule is None:
+        schedule = registered(name, ranks, microbatches, **options)
+        schedule.validate()
+        if name in published():  # a user's generator may change from call to call
+            _ALIVE[key] = schedule
     return schedule
 
 

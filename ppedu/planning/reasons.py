@@ -31,8 +31,15 @@ class ShortageError(SettingError):
     def __str__(self) -> str:
         return self.explain()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return SettingError, (str(self),)
+        return _said, (self.needed, str(self))
+
+
+def _said(needed: float, message: str) -> ShortageError:
+    return ShortageError(needed, lambda: message)
 
 
 def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> ShortageError:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TypeVar
 
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
-from ppedu.core.actions import COMMUNICATION, overlap
+from ppedu.core.actions import SHARDING, overlap
 from ppedu.core.schedule import require_schedule
 from ppedu.sim.verify import problems_of
 
 MOST = 3_000_000  # actions of all parts that are checked, together: some seconds
+Item = TypeVar("Item")
+SHOWN = 6  # numbers of stages or microbatches in the name of a part
 
 
 def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
@@ -19,9 +22,10 @@ def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
 
         pp.shrink(schedule, transport="rendezvous")
 
-    It leaves out half of the microbatches or of the stages, then fewer at a time, as long as the problem stays (delta
-    debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). What is left is numbered from 0. No single microbatch or
-    stage can be left out of it, unless the search would take more than some seconds.
+    It leaves out half of the microbatches or of the stages, then fewer at a time, as long as the problem stays and no
+    other kind comes up (delta debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). No single microbatch or stage
+    can be left out of the part, unless the search would take more than some seconds. Its stages and microbatches are
+    numbered from 0; its name has the numbers that they had.
 
     Args:
         transport: As in `ppedu.verify`. A schedule without messages that only fails with those of `lower` gets them.
@@ -33,7 +37,7 @@ def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
     whole, problems = problems_of(schedule, transport)
     if not problems:
         raise SettingError(f"{schedule!r} is legal for the transport {transport!r}; there is nothing to look for")
-    kind, left = problems[0].kind, MOST
+    kind, kinds, left = problems[0].kind, {problem.kind for problem in problems}, MOST
 
     def fails(stages: Sequence[int], microbatches: Sequence[int]) -> bool:
         nonlocal left
@@ -41,29 +45,34 @@ def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
             return False
         part = _part(whole, stages, microbatches)
         left -= sum(map(len, part.orders))
-        return any(problem.kind == kind for problem in problems_of(part, transport)[1])
+        found = {problem.kind for problem in problems_of(part, transport)[1]}
+        return kind in found and found <= kinds
 
-    stages, microbatches = [*range(whole.stages)], [*range(whole.microbatches)]
+    def fails_in_groups(groups: Sequence[Sequence[int]], microbatches: Sequence[int]) -> bool:
+        return fails(sorted(chain(*groups)), microbatches)
+
+    stages, microbatches, home = [*range(whole.stages)], [*range(whole.microbatches)], whole.placement.holders[0]
     before = None
     while before != (stages, microbatches):
         before = stages, microbatches
         microbatches = _fewest(microbatches, partial(fails, stages))
-        stages = _fewest(stages, partial(fails, microbatches=microbatches))
+        groups = [[stage for stage in stages if home[stage] == rank] for rank in sorted({home[s] for s in stages})]
+        groups = _fewest(groups, partial(fails_in_groups, microbatches=microbatches))  # a V stays one without a rank
+        stages = _fewest(sorted(chain(*groups)), partial(fails, microbatches=microbatches))
     nothing = (len(stages), len(microbatches)) == (whole.stages, whole.microbatches)  # was left out
     return whole if nothing else _part(whole, stages, microbatches)
 
 
-def _fewest(items: list[int], fail: Callable[[list[int]], bool]) -> list[int]:
-    """Return items of which none can be left out, so that they still fail."""
+def _fewest(items: list[Item], fail: Callable[[list[Item]], bool]) -> list[Item]:
+    """Return items of which none can be left out, so that they still fail. The last are left out first."""
     size = len(items) // 2
     while size:
-        place = 0
-        while place < len(items):
-            fewer = items[:place] + items[place + size :]
+        end = len(items)
+        while end > 0:
+            fewer = items[: max(0, end - size)] + items[end:]
             if fewer and fail(fewer):
                 items = fewer
-            else:
-                place += size
+            end -= size
         size //= 2
     return items
 
@@ -84,21 +93,41 @@ def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]
     holders = [[schedule.placement.holders[copy][stage] for stage in stages] for copy in copies]
     ranks = sorted({rank for copy in holders for rank in copy})
     rows = tuple(tuple(ranks.index(rank) for rank in copy) for copy in holders)
-    name = "loop" if rows == (tuple(range(len(ranks))),) else "custom"
+    shape = "loop" if rows == (tuple(range(len(ranks))),) else "custom"
     first = sum(schedule.placement.copy(microbatch) == copies[0] for microbatch in microbatches)
-    placement = Placement(name, len(ranks), rows, first if len(rows) > 1 else 0)
-    of_stage = {stage: number for number, stage in enumerate(stages)}
-    of_microbatch = {microbatch: number for number, microbatch in enumerate(microbatches)} | {-1: -1}
-    outside = {(stages[0], Op.RECV_F), (stages[0], Op.SEND_B), (stages[-1], Op.SEND_F), (stages[-1], Op.RECV_B)}
+    placement = Placement(shape, len(ranks), rows, first if len(rows) > 1 else 0)
+    outside = set()  # messages to stages that are left out
+    if stages[0] > 0:
+        outside |= {(stages[0], Op.RECV_F), (stages[0], Op.SEND_B)}
+    if stages[-1] < schedule.stages - 1:
+        outside |= {(stages[-1], Op.SEND_F), (stages[-1], Op.RECV_B)}
 
-    def kept(action: Action) -> Iterator[Action]:
-        singles = [
-            Action(of_stage[stage], op, of_microbatch[microbatch])
-            for stage, op, microbatch, _ in action.singles
-            if stage in of_stage and microbatch in of_microbatch
-            if op not in COMMUNICATION or (stage, op) not in outside
-        ]
+    lost = {(copy[stage], stage) for copy in schedule.placement.holders for stage in stages}  # with a copy left out
+    lost -= {(rank, stage) for copy in holders for rank, stage in zip(copy, stages, strict=True)}
+    of_stage, of_microbatch = _renumbered(stages, schedule.stages), _renumbered(microbatches, schedule.microbatches)
+
+    def kept(action: Action, rank: int) -> Iterator[Action]:
+        singles = []
+        for stage, op, microbatch, _ in action.singles:
+            here, number = of_stage(stage), -1 if op in SHARDING else of_microbatch(microbatch)
+            if here is None or number is None or (stage, op) in outside:
+                continue
+            if op in SHARDING and (rank, stage) in lost:
+                continue
+            singles.append(Action(here, op, number))
         yield from [overlap(*singles)] if len(singles) == 2 else singles
 
-    orders = tuple(tuple(each for action in schedule.orders[rank] for each in kept(action)) for rank in ranks)
-    return Schedule(schedule.name, placement, len(microbatches), orders, schedule.forward_only)
+    orders = tuple(tuple(each for action in schedule.orders[rank] for each in kept(action, rank)) for rank in ranks)
+    name = f"{schedule.name}: stages {_listed(stages)}; microbatches {_listed(microbatches)}"
+    return Schedule(name, placement, len(microbatches), orders, schedule.forward_only)
+
+
+def _renumbered(kept: Sequence[int], count: int) -> Callable[[int], int | None]:
+    """Return a function from old numbers to new ones; None if left out. Numbers beyond the end stay beyond it."""
+    new = {old: number for number, old in enumerate(kept)}
+    return lambda old: old - count + len(kept) if old >= count else new.get(old)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return ", ".join(map(str, numbers[:SHOWN])) + more

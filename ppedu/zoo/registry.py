@@ -25,7 +25,7 @@ Generator = Callable[..., Iterable[Action]]
 MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is assumed never to end
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Registered:
     """A registered schedule: the arguments of `register`."""
 

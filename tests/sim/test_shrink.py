@@ -95,7 +95,7 @@ def test_a_deadlock_of_two_among_eight_ranks(capsys, tmp_path):
     assert (part.ranks, part.stages, part.microbatches, part.placement.name) == (2, 2, 2, "loop")
     expected = [
         "0F0 0SEND_F0 0F1 0RECV_B0 0SEND_F1 0B0 0RECV_B1 0B1",
-        "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
+        "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
     ]
     assert [" ".join(map(str, order)) for order in part.orders] == expected
     (tmp_path / "ours.csv").write_text("\n".join(map(",".join, orders)))
@@ -104,7 +104,7 @@ def test_a_deadlock_of_two_among_eight_ranks(capsys, tmp_path):
     assert reason.startswith("deadlock: rank 5 waits")
     assert shown == [
         "",
-        "the same on 2 ranks, 2 microbatches:",
+        "the same on 2 ranks, 2 microbatches (ours: stages 5, 6; microbatches 0, 1, numbered from 0):",
         *(f"rank {n}: {row}" for n, row in enumerate(expected)),
     ]
 
@@ -122,3 +122,35 @@ def test_what_is_legal_has_no_such_part():
         pp.shrink(pp.schedule("1f1b", 4, 8), transport="nccl")
     with pytest.raises(pp.SettingError, match="shrink"):
         pp.shrink("1f1b")
+
+
+@pytest.mark.parametrize(
+    ("lowered", "rank", "action", "orders"),
+    [
+        (False, 2, "2W8", ["0F0 0B0 0W1"]),
+        (False, 2, "9F0", ["0F0 0B0 6F0"]),
+        (True, 3, "3SEND_F1", ["0F0 0B0 0SEND_F0"]),
+        (True, 0, "0RECV_F1", ["0F0 0B0 0RECV_F0"]),
+    ],
+)
+def test_an_action_that_does_not_exist_stays(lowered, rank, action, orders):
+    whole = pp.schedule("1f1b", 4, 8)
+    rows = [[*map(str, order)] for order in (pp.lower(whole) if lowered else whole).orders]
+    rows[rank].append(action)
+    part = pp.shrink(pp.Schedule("x", whole.placement, 8, rows))
+    assert [" ".join(map(str, order)) for order in part.orders] == orders
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("chimera", 4), ("gems", 4), ("dualpipe", 2), ("v-min", 3), ("hanayo", 3)])
+def test_a_part_has_no_problems_of_another_kind(name, ranks):
+    """Two copies, of which one can be left out with what it gathers; a V, whose turn has no messages."""
+    for seed, fsdp in enumerate([True, True, False, False]):
+        whole, chance = pp.lower(pp.schedule(name, ranks, 4), fsdp=fsdp), random.Random(seed)
+        rows = [[*order] for order in whole.orders]
+        sends = [action for row in rows for action in row if action.op == "SEND_F"]
+        rows[chance.randrange(ranks)].append(chance.choice(sends))
+        schedule = pp.Schedule(name, whole.placement, 4, rows)
+        found, of_part = ({each.kind for each in pp.check(each)} for each in (schedule, pp.shrink(schedule)))
+        assert schedule.problems[0].kind in of_part <= found
+        shown = [str(action) for row in pp.shrink(schedule).orders for action in row]
+        assert len(set(shown)) < len(shown) or "rank" in of_part
