@@ -14,9 +14,6 @@ from ppedu.engine.ranks.versions import DEFERRED
 PAGE = (Path(__file__).parents[2] / "docs/verdicts.md").read_text(encoding="utf-8")
 SIZES = [(2, 3), (2, 4), (2, 8), (4, 4), (4, 8)]
 RUN = """
-import tempfile
-from pathlib import Path
-
 def layer(stage):
     torch.manual_seed(stage)
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -31,10 +28,7 @@ for name in json.loads(sys.argv[2]):
     schedule = pp.schedule(name, size, microbatches)
     modules = {stage: layer(stage) for stage in local_stages(schedule, rank)}
     runtime = pp.run.to_torch(schedule, modules, fn.mse_loss, defer_pp_recv=True)
-    with tempfile.TemporaryDirectory() as folder:
-        runtime._dump_csv(f"{folder}/deferred.csv")
-        deferred = pp.Schedule.from_csv(f"{folder}/deferred.csv", schedule.placement, microbatches)
-    kinds = sorted({problem.kind for problem in pp.check(deferred)})
+    kinds = sorted({problem.kind for problem in pp.check(pp.Schedule.read(runtime))})
     runtime.step(*[inputs] * (0 in modules), target=targets if schedule.stages - 1 in modules else None)
     whole = nn.Sequential(*map(layer, range(schedule.stages)))
     fn.mse_loss(whole(inputs), targets).backward()
