@@ -27,6 +27,7 @@ from ppedu.planning.reasons import ShortageError
 
 FIRST = ("1f1b", "zb-v")  # the schedules by which divisions are compared before the best are planned
 PROMISING = 3  # divisions that are planned with all schedules
+LEAST = 30  # times as long as with two schedules, such a plan takes at least: it has to build and simulate all
 SHOWN = 10  # in the printed table
 
 
@@ -193,7 +194,7 @@ def divide(
         return Division(way["tensor"], way["context"], way["expert"], way["replicas"], way["batch"], answer)
 
     schedules = options.get("schedules")
-    found: list[tuple[Division, dict[str, int]]] = []
+    found: list[tuple[Division, dict[str, int], float]] = []  # with the seconds that the quick plan took
     problems: list[SettingError] = []
     interrupted = False
     try:
@@ -202,33 +203,38 @@ def divide(
             if time.monotonic() > until and found:
                 interrupted = True
                 break
+            begun = time.monotonic()
             try:
-                found.append((planned(way, schedules, 0), way))
+                found.append((planned(way, schedules, 0), way, time.monotonic() - begun))
             except SettingError as error:  # it does not fit, as a rule
                 problems.append(error)
         if not found:
             short = [problem for problem in problems if isinstance(problem, ShortageError)]
             raise min(short, key=attrgetter("needed"), default=problems[0])
         found.sort(key=_slowness)
-        for place, (_, way) in enumerate(found[:PROMISING]):
+        more = 0.0  # seconds that such a plan takes beside its search; another may take twice that
+        for place, (_, way, took) in enumerate(found[:PROMISING]):
             report(f"the best divisions: {place + 1}", 0.5 + place / PROMISING / 2)
-            left = (until - time.monotonic()) / (PROMISING - place)
+            begun = time.monotonic()
+            left = until - begun - max(2 * more, LEAST * took)
             if left <= 0:
                 interrupted = True
                 break
             with suppress(SettingError):  # too many schedules for this many microbatches; the quick plan stays
-                found[place] = planned(way, schedules, None if left == math.inf else left), way
+                longest = left / (PROMISING - place)
+                found[place] = planned(way, schedules, None if left == math.inf else longest), way, took
+                more = max(more, time.monotonic() - begun - longest)
     except KeyboardInterrupt:
         if not found:
             raise SettingError("the search was interrupted before it found anything") from None
         interrupted = True
     finally:
         report("done", 1)
-    rows = tuple(division for division, _ in sorted(found, key=_slowness))
+    rows = tuple(division for division, *_ in sorted(found, key=_slowness))
     return Divisions(rows, len(problems), interrupted)
 
 
-def _slowness(found: tuple[Division, dict[str, int]]) -> float:
+def _slowness(found: tuple[Division, dict[str, int], float]) -> float:
     return -found[0].tokens_per_second
 
 

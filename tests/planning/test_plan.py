@@ -145,6 +145,16 @@ def test_the_same_question_has_the_same_answer():
     assert first.choices == second.choices
 
 
+def test_a_generator_that_changes_is_asked_again():
+    """As a cell of a notebook changes what a registered generator reads, while an earlier plan is still there."""
+    order = ["1f1b"]
+    pp.register("read again")(lambda rank, ranks, microbatches: pp.schedule(order[0], ranks, microbatches).orders[rank])
+    plans = []
+    for order[0] in ("1f1b", "gpipe"):
+        plans.append(pp.plan(EIGHT_BILLION, MACHINE, 4, 8, schedules=["read again"], seconds=0))
+        assert plans[-1].best.schedule.orders == pp.schedule(order[0], 4, 8).orders
+
+
 def test_two_copies_on_one_rank_share_nothing():
     found = pp.plan("gpt2", "h100", 1, 8, sequence=1024, schedules=["gems", "1f1b"], recompute=False)
     by_name = {choice.schedule.name: choice for choice in found.choices}
