@@ -11,7 +11,7 @@ from ppedu.core.files import named
 from ppedu.core.numeric import pretty
 from ppedu.sim import simulate
 from ppedu.sim.shrink import shrink
-from ppedu.sim.verify import Rejection, problems_of, verify
+from ppedu.sim.verify import Rejection, verify
 
 SHOWN = 20  # reasons; a mistake can have thousands of them
 
@@ -38,7 +38,7 @@ def report(schedule: Schedule, options: Namespace) -> int:
         print(_annotation(options.schedule, rejection) if in_actions else rejection.text)
     if len(found) > SHOWN:
         print(f"… and {len(found) - SHOWN} more")
-    if found and found[0].rank is not None and problems_of(schedule, options.transport)[1]:
+    if found and found[0].kind:
         part = shrink(schedule, transport=options.transport)
         if (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches):
             print(f"\nthe same on {part.size} ({part.name}, numbered from 0):")

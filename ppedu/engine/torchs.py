@@ -42,7 +42,7 @@ def to_torch(
     Raises:
         ScheduleError: The schedule is not legal.
         SettingError: torch cannot run it, or the stages, the group or a setting do not fit it.
-        CommunicationError: There is no process group.
+        CommunicationError: No process group has been initialized.
         PipelineError: This release of torch cannot run it.
     """
     require_schedule("to_torch", schedule)

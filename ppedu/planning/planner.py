@@ -287,12 +287,13 @@ _ALIVE: WeakValueDictionary[tuple[Any, ...], Schedule] = WeakValueDictionary()
 def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule. Raise whatever its generator raises, and ScheduleError if it is not legal."""
     key = name, ranks, microbatches, *sorted(options.items())
-    schedule = _ALIVE.get(key) if name in published() else None
-    if schedule is None:
-        schedule = registered(name, ranks, microbatches, **options)
-        schedule.validate()
-        if name in published():  # a user's generator may change from call to call
-            _ALIVE[key] = schedule
+    shared = name in published()  # a user's generator may change from call to call
+    if shared and (alive := _ALIVE.get(key)):
+        return alive
+    schedule = registered(name, ranks, microbatches, **options)
+    schedule.validate()
+    if shared:
+        _ALIVE[key] = schedule
     return schedule
 
 

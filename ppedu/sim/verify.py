@@ -23,10 +23,15 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
 
 
 class Rejection(NamedTuple):
-    """A reason to reject a schedule. It concerns the order of a rank, or None."""
+    """A reason to reject a schedule. It concerns the order of a rank, or None.
+
+    Attributes:
+        kind: That of a `Problem`; empty if the schedule is legal, or only its placement is wrong.
+    """
 
     rank: int | None
     text: str
+    kind: str = ""
 
 
 def verify(
@@ -57,7 +62,7 @@ def verify(
     if suggestion := suggest_placement(schedule):
         return [Rejection(None, suggestion)]
     if problems:
-        return [Rejection(problem.rank, str(problem)) for problem in problems]
+        return [Rejection(problem.rank, str(problem), problem.kind) for problem in problems]
     timeline = simulate(strip(schedule))
     found = [] if limits is None else list(_too_large(timeline, limits))
     return found if baseline is None else found + list(_worse(schedule, timeline, baseline))
@@ -67,7 +72,7 @@ def problems_of(schedule: Schedule, transport: str) -> tuple[Schedule, Sequence[
     """Return the problems of a schedule on a transport, and the schedule that has them: it may need messages.
 
     Raises:
-        SettingError: There is no such transport.
+        SettingError: The transport is unknown.
     """
     require_one_of("transport", transport, TRANSPORTS)
     problems = check(schedule)

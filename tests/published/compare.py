@@ -19,6 +19,8 @@ from ppedu.planning.presets import MACHINES, MODELS
 
 HERE = Path(__file__).parent
 GPT = {"gated": False, "norm": "layer", "biases": "all"}
+ZERO_BUBBLE = {"1f1b": "1f1b", "interleaved": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-h2"}  # the authors' and ours
+AMPLE = replace(MACHINES["a100"], memory=200e9)
 Row = dict[str, str]
 
 
@@ -117,13 +119,12 @@ def zero_bubble() -> Iterator[Cell]:
 
     An iteration of ZB-2p takes its longest rank's span: its ranks wait for no one between steps (section 4).
     """
-    names = {"interleaved": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-h2"}
     for row in rows("zero_bubble"):
         forward, first, second, message = (float(row[f"{name}_ms"]) for name in ("f", "b", "w", "message"))
         costs = pp.Costs(forward=forward, input=first, weight=second, latency=message)
         ranks, microbatches = number(row, "pipeline"), number(row, "microbatches")
         plain = pp.simulate(pp.schedule("1f1b", ranks, microbatches), costs).makespan
-        for name, schedule in names.items():
+        for name, schedule in [*ZERO_BUBBLE.items()][1:]:
             options = {"chunks": number(row, "chunks_interleaved")} if name == "interleaved" else {}
             timed = _blocking(costs, message * options["chunks"]) if options else costs
             timeline = pp.simulate(pp.schedule(schedule, ranks, microbatches, **options), timed)
@@ -138,17 +139,34 @@ def zero_bubble_memory() -> Iterator[Cell]:
 
     The paper names none of the three. The first and the last stage have a layer less than the others.
     """
-    machine = replace(MACHINES["a100"], memory=200e9)
     for row in rows("zero_bubble")[::3]:  # the memory is the same for each number of microbatches
-        model = gpt(row | {"vocabulary": "50304"}, dropout=True, flash=False)
-        stages = model.layers + 2
-        for name, schedule in {"1f1b": "1f1b", "interleaved": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-h2"}.items():
-            chunks = number(row, "chunks_interleaved") if name == "interleaved" else 1
-            parts = number(row, "pipeline") * chunks
-            options = {"schedules": schedule, "partition": [stages // parts] * parts, "recompute": False, "zero": 0}
-            best = pp.plan(machine=machine, **asked(row, model, number(row, "micro_batch"), chunks, **options)).best
+        for name, schedule in ZERO_BUBBLE.items():
+            best = pp.plan(machine=AMPLE, **zero_bubble_question(row, schedule)).best
             published = float(row[f"memory_gb_{name}"])
             yield Cell("arXiv 2401.10241: GiB", f"{row['model']}, {schedule}", published, max(best.memory) / 2**30)
+
+
+def zero_bubble_question(row: Row, schedule: str) -> dict[str, object]:
+    model = gpt(row | {"vocabulary": "50304"}, dropout=True, flash=False)
+    chunks = number(row, "chunks_interleaved") if schedule == "interleaved" else 1
+    parts = number(row, "pipeline") * chunks
+    partition = [(model.layers + 2) // parts] * parts
+    options = {"schedules": schedule, "partition": partition, "recompute": False, "zero": 0}
+    return asked(row, model, number(row, "micro_batch"), chunks, **options)
+
+
+def twice_the_microbatch() -> Iterator[tuple[float, float]]:
+    """Yield how much faster twice the microbatch is, published and ours: arXiv 2401.10241, table 11 over table 4."""
+    of_half = {(row["model"], row["microbatches"]): row for row in rows("zero_bubble")}
+    for row in rows("zero_bubble_more"):
+        if row["table"] == "11":
+            half, name = of_half[row["model"], row["microbatches"]], row["schedule"].replace("-", "")
+            found = (
+                pp.plan(machine=AMPLE, **zero_bubble_question(each, ZERO_BUBBLE[name])).best.tokens_per_second or 0
+                for each in (row, half)
+            )
+            published = float(row["samples_per_s_per_gpu"]) / float(half[f"samples_per_s_per_gpu_{name}"])
+            yield published, next(found) / next(found)
 
 
 def _blocking(costs: pp.Costs, message: float) -> pp.Costs:

@@ -7,7 +7,21 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from compare import SOURCES, asked, bridge, corrected, gpt, nine_in_ten, rows, sc21, sc21_flops, sc21_question
+from compare import (
+    SOURCES,
+    ZERO_BUBBLE,
+    asked,
+    bridge,
+    corrected,
+    gpt,
+    nine_in_ten,
+    rows,
+    sc21,
+    sc21_flops,
+    sc21_question,
+    twice_the_microbatch,
+    zero_bubble_question,
+)
 
 import ppedu as pp
 from ppedu.planning.presets import MACHINES
@@ -123,6 +137,22 @@ def test_runs_that_ran_fit_and_those_of_less_memory_do_not():
         assert pp.plan(machine=machine, **question).best.excess == 0
         with pytest.raises(pp.SettingError, match="nothing fits"):
             pp.plan(machine=pp.Machine(memory=used / 1.5, flops=240e12), **question)
+
+
+def test_the_runs_of_zero_bubble_fit_on_80_gb_and_not_on_two_thirds_of_their_memory():
+    for row in rows("zero_bubble")[::3]:
+        for name, schedule in ZERO_BUBBLE.items():
+            question, used = zero_bubble_question(row, schedule), float(row[f"memory_gb_{name}"]) * 2**30
+            assert pp.plan(machine="a100", **question).best.excess == 0
+            with pytest.raises(pp.SettingError, match="nothing fits"):
+                pp.plan(machine=replace(MACHINES["a100"], memory=used / 1.5), **question)
+
+
+def test_twice_the_microbatch_is_as_much_faster_as_published():
+    found = [*twice_the_microbatch()]
+    assert len(found) == 24
+    assert all(published > 1 and ours > 1 and abs(ours - published) < 0.035 for published, ours in found)
+    assert median(abs(ours - published) for published, ours in found) < 0.015
 
 
 def test_one_number_of_a_source_corrects_the_others():

@@ -56,7 +56,7 @@ def test_a_step_may_not_take_longer_than_before():
     """1F1B takes m + p - 1 times F and B. ZB-H1 fills two thirds of its bubble of (p - 1) (arXiv 2401.10241)."""
     zb_h1, one_f_one_b = pp.schedule("zb-h1", 4, 8), pp.schedule("1f1b", 4, 8)
     *peaks, longer = pp.verify(one_f_one_b, baseline=zb_h1)
-    assert peaks == [] and longer == (None, "a step takes longer: 27 to 33 forwards, if a backward takes two")
+    assert peaks == [] and longer == (None, "a step takes longer: 27 to 33 forwards, if a backward takes two", "")
     assert pp.verify(one_f_one_b, baseline=one_f_one_b) == []
 
 
