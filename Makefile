@@ -1,4 +1,4 @@
-# `make lab` opens the lessons; `make check` takes a minute; `make test` checks everything before a change is merged.
+# `make lab` opens the lessons; `make check` takes three minutes; `make test` checks everything before a change is merged.
 #
 # Each target installs what it needs into .venv. PYTHON chooses the interpreter, 3.10 or newer; LAB holds options for
 # JupyterLab, such as --port=9999; PYTEST holds options for pytest, such as -x or --durations=20.
