@@ -155,9 +155,12 @@ class Interactive:
                 widget.layout.close()
                 widget.close()
             case dict():
-                with suppress(PipelineError):
-                    if answer := self.handle(message):
-                        widget.send(answer)
+                answer = None
+                try:
+                    with suppress(PipelineError):
+                        answer = self.handle(message)
+                finally:  # the browser sends the next message after the answer
+                    widget.send({"answer": answer})
 
     def __repr__(self) -> str:
         return self.text()

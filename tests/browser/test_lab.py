@@ -147,7 +147,7 @@ def test_every_control_of_explore_changes_the_timeline(notebook):
 COUNT_ANSWERS = """() => {
   const [parse] = [JSON.parse, (window.answers = 0)];
   JSON.parse = (text, ...rest) => {
-    window.answers += text.includes?.('"content": {"ahead": ') ? 1 : 0;
+    window.answers += text.includes?.('"answer": {"ahead": ') ? 1 : 0;
     return parse(text, ...rest);
   };
 }"""

@@ -14,6 +14,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
+from ppedu.course.exercises.lesson_04 import lineup
 from ppedu.view.look import COLORS, DARKER, LOOK, NAMES
 from ppedu.view.model import Panel, Stack
 from ppedu.view.script import script, style
@@ -620,3 +621,28 @@ def test_a_pixel_has_the_mean_colour_of_very_many_boxes(page):
         for channel, (one, other) in zip(colour, zip(*shades[op], strict=True), strict=True):
             assert min(one, other) - 2 <= channel <= max(one, other) + 2, "the mean of neighbors"
     assert all(min(colour) > 200 for colour in found[4:]), "the page, perhaps with a line of the grid"
+
+
+def test_a_message_waits_for_the_answer_to_the_one_before(page):
+    """So that they arrive in order, whichever of a kernel's threads they come to."""
+    sent = page.evaluate(
+        """state => {
+          const sent = [], on = {}, el = document.body.appendChild(document.createElement("div"));
+          const model = {
+            get: name => (name === "state" ? state : false), on: (name, call) => { on[name] = call; }, off: () => {},
+            send: message => sent.push(message.case ?? message),
+          };
+          const remove = window.script.default.render({ model, el });
+          const steps = [];
+          for (const button of el.querySelectorAll(".ppedu-case button")) button.click();
+          for (let n = 0; n < 5; n++) {
+            steps.push([...sent]);
+            on["msg:custom"]({ answer: null });
+          }
+          remove();
+          el.remove();
+          return [...steps, sent];
+        }""",
+        json.dumps(lineup().state()),
+    )
+    assert sent == [[*range(n)] for n in range(1, 6)] + [[0, 1, 2, 3, 4, {"gone": True}]]

@@ -1,5 +1,6 @@
 """Failures of hosts, and of the network between them, are reported with the right host, and leave nothing behind."""
 
+import asyncio
 import os
 import re
 import signal
@@ -9,12 +10,14 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppedu.core import PipelineError, RankError
+from ppedu.launch.hosts.network import open_door, unreachable
 from ppedu.launch.pool import RankPool
 
 # Ranks 0 and 1 say that they are connected, then exchange messages until something happens.
@@ -200,6 +203,18 @@ def test_a_failed_connection_is_reported_as_often_as_it_fails(connect, light_pyt
             ranks("pass", 2, pool=pool)
 
 
+def test_a_host_that_another_answers_for_is_not_reached():
+    async def ask():
+        own, port, word = await open_door("127.0.0.1")
+        async with own:
+            return await unreachable([("beta", "127.0.0.1", port, word), ("gamma", "127.0.0.1", port, "another")])
+
+    with ThreadPoolExecutor() as apart:  # the browser's tests have an event loop in this thread
+        [told] = apart.submit(asyncio.run, ask()).result()
+    assert "gamma at 127.0.0.1" in told
+    assert "another host answers there" in told
+
+
 @pytest.mark.parametrize("after", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_an_interrupt_while_connecting_prints_nothing(network, ranks, nothing_left, capfd, after):
     pool = RankPool(on="ssh:alpha,beta")
@@ -245,6 +260,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(network, nothing_left, tmp_
     program = tmp_path / "forever.py"
     program.write_text(textwrap.dedent(FOREVER))
     source = f"""
+from ppedu.launch.hosts.network import open_door, unreachable
 from ppedu.launch.pool import RankPool
 import sys
 pool = RankPool(on="ssh:alpha,beta")

@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import sys
+from types import SimpleNamespace
 
 import pytest
 from strategies import slow
@@ -265,10 +266,11 @@ def test_malformed_messages_change_nothing(shown_):
     def state():
         return {name: each for name, each in shown_.state().items() if name not in ("turn", "note", "tone")}
 
-    before = state()
+    before, answers = state(), []
     for message in NONSENSE:
-        shown_._receive(None, message, [])
+        shown_._receive(SimpleNamespace(send=answers.append), message, [])
         assert state() == before, message
+    assert answers == [{"answer": None}] * sum(isinstance(each, dict) for each in NONSENSE)
 
 
 @pytest.mark.parametrize("one, other", [("1f1b", "gpipe"), ("1f1b", "zb-h1"), ("gpipe", "gpipe")])

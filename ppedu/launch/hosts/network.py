@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import secrets
 import socket
 import struct
 from collections.abc import Sequence
@@ -69,20 +71,44 @@ def _interface_of(address: IPv6Address) -> str:
     return ""
 
 
-async def unreachable(others: Sequence[tuple[str, str, int]]) -> list[str]:
+async def open_door(address: str) -> tuple[asyncio.Server, int, str]:
+    """Let other hosts try to reach this one.
+
+    Returns:
+        What listens; its port; and the word that a connection reads. By the word, another host knows that it has not
+        reached a third one, or itself: all hosts have a 127.0.0.1, and many the same address of a bridge.
+    """
+    word = secrets.token_hex(8)
+
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(word.encode())
+        writer.close()
+
+    server = await asyncio.start_server(answer, address, 0)
+    return server, server.sockets[0].getsockname()[1], word
+
+
+async def unreachable(others: Sequence[tuple[str, str, int, str]]) -> list[str]:
     """Return a clause for each host that cannot be reached from here.
 
     Args:
-        others: their names, addresses and ports.
+        others: their names, addresses, ports and words, see `open_door`.
     """
 
-    async def reach(name: str, address: str, port: int) -> str | None:
+    async def read(address: str, port: int) -> str:
+        reader, writer = await asyncio.open_connection(address, port)
+        with contextlib.closing(writer):
+            return (await reader.read()).decode(errors="replace")
+
+    async def reach(name: str, address: str, port: int, word: str) -> str | None:
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), REACH)
+            found = await asyncio.wait_for(read(address, port), REACH)
         except (OSError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer within {REACH:g} s"
-            return f"{name} at {address}, port {port} ({reason})"
-        writer.close()
-        return None
+        else:
+            if found == word:
+                return None
+            reason = "another host answers there"
+        return f"{name} at {address}, port {port} ({reason})"
 
     return [found for found in await asyncio.gather(*(reach(*each) for each in others)) if found]

@@ -1,15 +1,15 @@
 """The program that runs on each host. It passes messages between the launcher `remote` and a zygote on this host.
 
 It is started by ssh or srun, reads a secret from stdin, and repeats it on stdout, so that both know where the messages
-begin. From then on, stdin and stdout are a `Channel`; nothing listens. When the channel ends, so do the ranks.
+begin. From then on, stdin and stdout are a `Channel`. When the channel ends, so do the ranks.
 
-    in   {"reach": [[name, address, port], …]}   can these hosts be reached?
+    in   {"reach": [[name, address, port, word], …]}   can these hosts be reached? see `open_door`
          {"close": true}                         all hosts have been reached
          {"listen": true}                        open MASTER_PORT, for the store in which the ranks rendezvous
          {"run": {…}}, files                     start ranks, see `_start`
          {"kill": true}, {"locate": true}        as in `launcher`
          {"time": true}                          what does this host's clock say?
-    out  {"python": …, "torch": …, "ppedu": …, "address": …, "interface": …, "port": …}   first of all
+    out  {"python": …, "torch": …, "ppedu": …, "address": …, "interface": …, "port": …, "word": …}   first of all
          {"unreachable": [text, …]}, {"port": n}, {"time": seconds}                        answers
          {"ready": true}, {"rank": k, "process": n}, {"rank": k, "status": n}              as in `launcher`
          {"output": k}, bytes                    output of a rank
@@ -38,7 +38,7 @@ from ppedu.launch import launcher
 from ppedu.launch.environment import BARRIER, torchrun_environment
 from ppedu.launch.exchange import FOLDER, new_folder, write_private
 from ppedu.launch.hosts.channel import Channel, Gone
-from ppedu.launch.hosts.network import own_address, unreachable
+from ppedu.launch.hosts.network import open_door, own_address, unreachable
 from ppedu.launch.resources import require_run
 
 LATE_OUTPUT = 0.5  # seconds without output after a rank's end, until a process that it has left behind is ignored
@@ -69,8 +69,7 @@ class Relay:
         self.address, self.interface = own_address(interface)
         self.process, self.control = launcher.start("zygote")
         self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # from the zygote
-        # So that other hosts can try to reach this one, before a run; connections get no answer.
-        self._door = socket.create_server((self.address, 0))
+        self._door: asyncio.Server  # so that other hosts can try to reach this one, before a run
         self._listener: socket.socket | None = None  # for the store of the next run
         self._folder: Path | None = None  # of the run
         self._pumps: dict[int, tuple[asyncio.Task[None], asyncio.Event]] = {}  # by rank; the event: it has ended
@@ -81,7 +80,8 @@ class Relay:
     async def serve(self) -> None:
         """Answer messages until the channel ends; then end the ranks and the zygote."""
         asyncio.get_running_loop().add_reader(self.control, self._receive_news)
-        hello = {"address": self.address, "interface": self.interface, "port": self._door.getsockname()[1]}
+        self._door, port, word = await open_door(self.address)
+        hello = {"address": self.address, "interface": self.interface, "port": port, "word": word}
 
         async def answer() -> None:
             with contextlib.suppress(Gone):

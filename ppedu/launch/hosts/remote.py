@@ -156,7 +156,7 @@ class _Remote:
 
     async def _require_reach(self) -> None:
         """Raise PipelineError unless every host can open a connection to every other."""
-        doors = {host.name: [host.name, host.about["address"], host.about["port"]] for host in self._hosts}
+        doors = {host.name: [host.name, *map(host.about.get, ("address", "port", "word"))] for host in self._hosts}
 
         async def reach(host: Host) -> None:
             others = [door for name, door in doors.items() if name != host.name]

@@ -47,10 +47,28 @@ export function mount(target, state, send = () => {}) {
  */
 function render({ model, el }) {
   const state = () => JSON.parse(model.get("state"));
+  /** @type {any[]} */
+  const unanswered = [];
+
+  /**
+   * Send a message once those before it are answered. JupyterLab would deliver messages that follow each other closely
+   * in any order: some to the kernel's main thread, and some, as soon as it has started, to a thread for widgets.
+   * @param {any} message
+   */
+  function send(message) {
+    if (unanswered.push(message) === 1) model.send(message);
+  }
+
+  /** @param {{ answer: any }} received */
+  function receive({ answer }) {
+    unanswered.shift();
+    if (unanswered.length) model.send(unanswered[0]);
+    if (answer) widget?.receive?.(answer);
+  }
+
   /** @type {Widget | null} */
-  let widget = mount(el, state(), (message) => model.send(message));
+  let widget = mount(el, state(), send);
   const update = () => widget?.update(state());
-  const receive = (/** @type {any} */ answer) => widget?.receive?.(answer);
   const recall = () => widget?.figure.showLanes(model.get("lanes"));
   const { figure } = widget;
   figure.switched = () => {
