@@ -129,6 +129,7 @@ lint-workflows: .venv/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_*.yml
 	$(BIN)/pre-commit validate-config
+	$(BIN)/pre-commit validate-manifest
 
 node_modules/.package-lock.json: package-lock.json
 	npm ci --no-audit --no-fund

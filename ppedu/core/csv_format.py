@@ -1,4 +1,4 @@
-"""Orders as text: as CSV with one line per rank and one action per cell, and as torch and Megatron-LM print them."""
+"""Orders as text: as CSV with one line per rank and one action per cell, and as other programs print them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from operator import index
@@ -28,6 +28,18 @@ PRINTED = "{", "[", "defaultdict"  # begin what Python prints of a dict or a lis
 LIST = re.compile(r"\[([^\[\]]*)\]")
 AROUND = re.compile(r"defaultdict\(<class 'list'>, |[{}(),\[\]\s]")  # what is printed beside the orders of the ranks
 NUMBER = re.compile(r"-?[0-9]{1,9}")
+# DeepSpeed's instructions, such as ForwardPass(buffer_id=0) or SendGrad(buffer_id=5, phase=1)
+INSTRUCTION = re.compile(r"\w+\([^()]*\)")
+PARTS = re.compile(r"(\w+)\((?:buffer_id=)?(\d+)?(?:, phase=([01]))?\)")
+DEEPSPEEDS = {
+    "ForwardPass": "F",
+    "BackwardPass": "B",
+    "SendActivation": "SEND_F",
+    "RecvActivation": "RECV_F",
+    "SendGrad": "SEND_B",
+    "RecvGrad": "RECV_B",
+}
+NO_ACTION = "ReduceTiedGrads", "OptimizerStep"
 
 
 def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
@@ -41,13 +53,17 @@ def rows_of(text: str) -> list[str]:
     """Return a line of CSV for each rank.
 
     Args:
-        text: A line for each rank, with actions between commas or spaces, or with Megatron-LM's numbers: 2 is the
-            forward of the rank's second chunk for its next microbatch, and -2 the backward. Or what Python prints of a
-            dict or a list with the orders of all ranks.
+        text: A line for each rank, with actions between commas or spaces, with DeepSpeed's instructions, or with
+            Megatron-LM's numbers: 2 is the forward of the rank's second chunk for its next microbatch, and -2 the
+            backward. Or what Python prints of a dict or a list with the orders of all ranks.
 
     Raises:
-        ParseError: The print is not whole, the ranks are not 0, 1, 2 …, or Megatron-LM's numbers have a 0.
+        ParseError: The print is not whole, the ranks are not 0, 1, 2 …, Megatron-LM's numbers have a 0, or an
+            instruction is impossible.
     """
+    if "ForwardPass(" in text:
+        each = [line for line in text.splitlines() if line.strip()]
+        return [",".join(_deepspeed(rank, len(each), line)) for rank, line in enumerate(each)]
     if text.lstrip().startswith(PRINTED):
         lines = _printed(text)
     else:
@@ -87,6 +103,51 @@ def _megatron(rank: int, ranks: int, order: list[int]) -> list[str]:
     return actions
 
 
+def _deepspeed(rank: int, ranks: int, text: str) -> Iterator[str]:
+    """Yield the actions of a rank's instructions.
+
+    An instruction names a buffer; its microbatch is the last that was loaded or received there. So a microbatch that is
+    overwritten before its backward never gets one. Where there are CommitP2P, the next one starts the messages before
+    it together: here, its sends come first.
+
+    Raises:
+        ParseError: An instruction is unknown, or its buffer is empty.
+    """
+    held: dict[int, int] = {}  # from a buffer to its microbatch
+    counts: Counter[int] = Counter()  # by stage, the microbatches that were loaded or received
+    queued: list[str] | None = [] if "CommitP2P(" in text else None
+    for found in INSTRUCTION.findall(text):
+        parts = PARTS.fullmatch(found)
+        name, buffer, phase = parts.groups() if parts else ("", None, None)
+        stage = 2 * ranks - 1 - rank if phase == "1" else rank
+        if name in NO_ACTION:
+            continue
+        if name == "ReduceGrads":
+            yield from (f"{each}REDUCE_GRAD" for each in sorted(counts))
+        elif name == "CommitP2P" and queued is not None:
+            yield from sorted(queued, key=lambda action: "RECV" in action)
+            queued.clear()
+        elif buffer is None or (name not in DEEPSPEEDS and name != "LoadMicroBatch"):
+            raise ParseError(f"rank {rank}: {found} is not an instruction of DeepSpeed's that ppedu knows")
+        else:
+            # The first stage loads its inputs, and the stage after a V's turn gets them from its own rank.
+            first = "LoadMicroBatch" if stage == 0 else "ForwardPass" if stage == ranks else "RecvActivation"
+            if name == first:
+                held[int(buffer)] = counts[stage]
+                counts[stage] += 1
+            if name == "LoadMicroBatch":  # of the last stage: it loads targets
+                continue
+            if int(buffer) not in held:
+                raise ParseError(f"rank {rank}: {found} finds its buffer empty; nothing was loaded or received there")
+            action = f"{stage}{DEEPSPEEDS[name]}{held[int(buffer)]}"
+            if queued is None or name.endswith("Pass"):
+                yield action
+            else:
+                queued.append(action)
+    if queued:
+        raise ParseError(f"rank {rank}: no CommitP2P starts {', '.join(queued)}")
+
+
 def recognized(source: Any) -> tuple[str, str]:
     """Return orders as CSV text, and what to call them. See `Schedule.read`.
 
@@ -99,11 +160,14 @@ def recognized(source: Any) -> tuple[str, str]:
         orders = dict(enumerate(orders))
     if isinstance(orders, Mapping):
         try:
-            by_rank = {index(rank): " ".join(map(str, order)) for rank, order in orders.items()}
+            steps = {index(rank): order.steps() if hasattr(order, "steps") else order for rank, order in orders.items()}
+            by_rank = {rank: " ".join(map(str, order)) for rank, order in steps.items()}
         except TypeError:
             raise SettingError(
                 f"orders are a list, or a dict from ranks, with a list of actions for each rank; got {shown(source)}"
             ) from None
+        if any("ForwardPass(" in order for order in by_rank.values()):
+            return "\n".join(rows_of("\n".join(by_rank[rank] for rank in sorted(by_rank)))), "the schedule"
         text = "{" + ", ".join(f"{rank}: [{by_rank[rank]}]" for rank in sorted(by_rank)) + "}"
         return "\n".join(rows_of(text)), "the schedule"
     require_instance(

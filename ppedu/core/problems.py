@@ -61,6 +61,7 @@ class _Inspection:
         self.blocked = replayed.blocked
         self.seen = bytearray(self.numbered.total)  # by number: whether an order contains the action
         self.misplaced: set[tuple[int, int]] = set()  # the (rank, index) of each action that its rank must not run
+        self.summed: set[tuple[int, int]] = set()  # each rank and stage that has a REDUCE_GRAD
 
     @cached_property
     def places(self) -> dict[Action, tuple[int, int]]:
@@ -83,6 +84,7 @@ class _Inspection:
             yield from self._misplaced(rank)
             yield from self._sharding(rank)
         yield from self._missing()
+        yield from self._never_summed()
         if self.schedule.lowered:
             yield from self._received_out_of_order()
         if self.blocked:
@@ -177,11 +179,23 @@ class _Inspection:
                 elif stage in reduced:
                     why = "is needless: the gradients are summed already"
                 reduced.add(stage)
+                self.summed.add((rank, stage))
             elif not gathered.issuperset(stages[block]):
                 first = next(stage for stage in stages[block] if stage not in gathered)
                 why = f"computes with sharded weights; {first}UNSHARD must come first"
             if why:
                 yield self._problem(rank, index, "sharding", f" {why}")
+
+    def _never_summed(self) -> Iterator[Problem]:
+        """Yield stages without a REDUCE_GRAD, unless no stage has one: then the engine sums them all."""
+        if not self.summed or self.schedule.forward_only:
+            return
+        ends = (0, self.schedule.microbatches - 1)  # of two copies, each runs one of these
+        for stage in range(self.schedule.stages):
+            for rank in sorted({self.placement.rank(stage, microbatch) for microbatch in ends}):
+                if (rank, stage) not in self.summed:
+                    why = f"rank {rank}: {stage}REDUCE_GRAD is never run, and other stages have theirs"
+                    yield Problem(rank, None, Action(stage, Op.REDUCE_GRAD), "missing", why)
 
     def _missing(self) -> Iterator[Problem]:
         """Yield actions that are never run, backwards that are run both whole and in halves, and needless backwards."""

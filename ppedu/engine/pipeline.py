@@ -49,6 +49,7 @@ from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
 from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
+from ppedu.engine.torchs import from_torch
 from ppedu.sim import Timeline
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
@@ -159,6 +160,25 @@ class Pipeline:
         self._context: Context | None = None  # once all ranks have agreed on it
         self._rows: Rows | None = None  # posted for the end of a step
         self._warned = False
+
+    @classmethod
+    def from_torch(cls, runtime: Any, **options: Any) -> Pipeline:
+        """Return a pipeline that trains as a schedule of torch.distributed.pipelining does, on the same modules.
+
+            pipeline = Pipeline.from_torch(Schedule1F1B(stage, 8, loss_fn))
+            loss = pipeline.step(inputs, targets)
+
+        It has the order of computations, and places messages of its own. See `to_torch` for the way back.
+
+        Args:
+            runtime: made on every rank, such as Schedule1F1B(…) or ScheduleInterleavedZeroBubble(…).
+            options: of Pipeline, such as seed=3; those that torch's schedule has, too, are replaced.
+
+        Raises:
+            SettingError: it is not such a schedule, or it cuts batches in a way that Pipeline cannot.
+            ScheduleError: its order is not legal.
+        """
+        return cls(**(from_torch(runtime) | options))
 
     @property
     def modules(self) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""A schedule in torch's own pipeline runtime."""
+"""A schedule in torch's own pipeline runtime, and back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ import torch.distributed as dist
 from torch import nn
 
 from ppedu.core import CommunicationError, Schedule, SettingError, export
+from ppedu.core.grid import strip
 from ppedu.core.schedule import require_schedule
+from ppedu.core.validate import shown
+from ppedu.engine.batch import Batching
 from ppedu.engine.ranks.comm import PipelineGroup
-from ppedu.engine.ranks.versions import DEFERRED, TORCHS_CHUNKS, TORCHS_MESSAGES, require, torchs_runtime
+from ppedu.engine.ranks.versions import (
+    DEFERRED,
+    TORCHS_CHUNKS,
+    TORCHS_MESSAGES,
+    require,
+    torchs_parts,
+    torchs_runtime,
+)
 from ppedu.engine.stages.stage import Loss, as_stages, home, local_stages
+from ppedu.zoo import schedule as named
+
+# Torch's schedules with one stage on each rank. Their `pipeline_order` is for prints, and differs from what they do.
+SINGLE = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 
 
 def to_torch(
@@ -76,3 +90,39 @@ def to_torch(
             )
         except TypeError as error:  # an unknown setting
             raise SettingError(f"torch's runtime cannot be made like this: {error}") from error
+
+
+def from_torch(runtime: Any) -> dict[str, Any]:
+    """Return the arguments of a Pipeline that does what a schedule of torch does; see `Pipeline.from_torch`."""
+    parts = torchs_parts(runtime)
+    if not parts:
+        raise SettingError(
+            f"runtime must be a schedule of torch.distributed.pipelining, such as Schedule1F1B(…); got {shown(runtime)}"
+        )
+    dims = {**dict(enumerate(parts["inputs"])), **parts["keywords"]}
+    group, kind = parts["stages"][0].group or dist.group.WORLD, type(runtime).__name__
+    if kind in SINGLE:
+        found = named(SINGLE[kind], dist.get_world_size(group), parts["microbatches"])
+    else:
+        found = strip(Schedule.read(runtime, name=kind))
+    return {
+        "schedule": found,
+        "stages": {stage.stage_index: stage.submod for stage in parts["stages"]},
+        "loss_fn": parts["loss_fn"],
+        "group": PipelineGroup(dist.get_rank(group), dist.get_world_size(group), group),
+        "batching": Batching(
+            input_dims={name: _dim(name, each) for name, each in dims.items()},
+            output_dim=_dim("output", parts["outputs"]) if parts["outputs"] else 0,
+            reduction="mean" if runtime.scale_grads else "sum",
+        ),
+    }
+
+
+def _dim(name: int | str, spec: Any) -> int | None:
+    """Return the dimension along which torch cuts or joins something; None if each microbatch gets all of it."""
+    if type(spec).__name__ == "_Replicate":
+        return None
+    if not hasattr(spec, "split_dim"):
+        raise SettingError(f"Pipeline cannot cut or join {name!r} as torch does, by {spec!r}; give it a batching=")
+    dim: int = spec.split_dim
+    return dim

@@ -102,10 +102,22 @@ def sharded_wrongly(schedule, rank):
     return False
 
 
+def some_summed(schedule, judged):
+    """Return whether the gradients of some stages are summed over replicas, but not those of all."""
+    trained, summed = set(), set()
+    for rank in judged:
+        for action in schedule.orders[rank]:
+            trained |= {(rank, single.stage) for single in action.singles if single.op in ("B", "I")}
+            summed |= {(rank, action.stage)} if action.op == "REDUCE_GRAD" else set()
+    return bool(summed) and not trained <= summed
+
+
 def legal(schedule, ranks=None, rendezvous=False):
     """Return whether `ppedu.check` should find no problems."""
     judged = range(schedule.ranks) if ranks is None else ranks
     if any(incomplete(schedule, rank) or sharded_wrongly(schedule, rank) for rank in judged):
+        return False
+    if some_summed(schedule, judged):
         return False
     return plays(schedule, judged, rendezvous)
 

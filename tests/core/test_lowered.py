@@ -192,6 +192,16 @@ def test_the_sentence_for_each_needless_message_and_for_sharded_weights(line, me
     assert f"rank 0, position {message}" in [str(problem) for problem in check(read(line, chunks=2))]
 
 
+def test_a_stage_whose_gradients_are_never_summed_is_found():
+    """As in pytorch #144530 and picotron #5, where some ranks never had a last backward."""
+    schedule = lower(pp.schedule("1f1b", 2, 2), fsdp=True)
+    orders = [[action for action in order if str(action) != "1REDUCE_GRAD"] for order in schedule.orders]
+    problems = check(with_orders(schedule, orders))
+    assert [str(problem) for problem in problems] == ["rank 1: 1REDUCE_GRAD is never run, and other stages have theirs"]
+    without = [[action for action in order if action.op != "REDUCE_GRAD"] for order in schedule.orders]
+    assert check(with_orders(schedule, without)) == []
+
+
 # --- lowering ---------------------------------------------------------------------------------------------------
 
 

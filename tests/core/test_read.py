@@ -6,6 +6,7 @@ import pytest
 
 import ppedu as pp
 from ppedu import ParseError, PipelineError, Schedule, SettingError
+from ppedu.core.grid import strip
 
 ZOO = [
     pp.schedule(name, 4, 8, **options)
@@ -123,3 +124,51 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
     assert illegal.placement.name == "loop" and pp.check(illegal)
     with pytest.raises(ParseError, match="every rank must hold the same number of stages"):
         Schedule.read("0F0 0B0 2F0 2B0\n1F0 1B0", placement="loop")
+
+
+DEEPSPEED = """
+[[LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0)], [SendActivation(buffer_id=0)], [LoadMicroBatch(buffer_id=1), ForwardPass(buffer_id=1)], [RecvGrad(buffer_id=0), SendActivation(buffer_id=1), BackwardPass(buffer_id=0)], [LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0)], [RecvGrad(buffer_id=1), SendActivation(buffer_id=0), BackwardPass(buffer_id=1)], [], [RecvGrad(buffer_id=0), BackwardPass(buffer_id=0), ReduceTiedGrads(), ReduceGrads(), OptimizerStep()]]
+[[], [RecvActivation(buffer_id=0), LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0)], [BackwardPass(buffer_id=0)], [SendGrad(buffer_id=0), RecvActivation(buffer_id=1), LoadMicroBatch(buffer_id=1), ForwardPass(buffer_id=1)], [BackwardPass(buffer_id=1)], [SendGrad(buffer_id=1), RecvActivation(buffer_id=0), LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0)], [BackwardPass(buffer_id=0)], [SendGrad(buffer_id=0), ReduceTiedGrads(), ReduceGrads(), OptimizerStep()]]
+"""  # noqa: E501 (what DeepSpeed 0.19.8 prints of TrainSchedule(3, 2, rank).steps(), a line for each rank)
+
+
+def test_deepspeeds_instructions_are_actions():
+    found = Schedule.read(DEEPSPEED)
+    assert " ".join(map(str, found.orders[0])) == (
+        "0F0 0SEND_F0 0F1 0RECV_B0 0SEND_F1 0B0 0F2 0RECV_B1 0SEND_F2 0B1 0RECV_B2 0B2 0REDUCE_GRAD"
+    )
+    assert pp.check(found) == pp.check(found, rendezvous=True) == []
+    assert strip(found).orders == pp.schedule("1f1b", 2, 3).orders
+
+
+def test_a_microbatch_whose_buffer_is_overwritten_has_no_backward():
+    found = Schedule.read(DEEPSPEED.replace("buffer_id=1", "buffer_id=0"))
+    assert "rank 0: 0B0 is never run" in map(str, pp.check(found))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("LoadMicroBatch(buffer_id=1), ", "", r"rank 0: ForwardPass\(buffer_id=1\) finds its buffer empty"),
+        ("OptimizerStep()", "Rest()", r"rank 0: Rest\(\) is not an instruction of DeepSpeed's that ppedu knows"),
+        ("ReduceTiedGrads()", "CommitP2P(), SendGrad(buffer_id=0)", "rank 1: no CommitP2P starts 1SEND_B2"),
+    ],
+)
+def test_impossible_instructions_are_refused(old, new, problem):
+    first, second = DEEPSPEED.strip().splitlines()
+    text = f"{first}\n{second.replace(old, new)}" if "Commit" in new else DEEPSPEED.replace(old, new)
+    with pytest.raises(ParseError, match=problem):
+        Schedule.read(text)
+
+
+def test_deepspeeds_schedules_of_all_sizes_are_legal():
+    """TrainSchedule is 1F1B; DualPipeVSchedule starts its messages in batches."""
+    theirs = pytest.importorskip("deepspeed.runtime.pipe.schedule")
+    for ranks in range(1, 9):
+        for microbatches in range(1, 9):
+            found = Schedule.read([theirs.TrainSchedule(microbatches, ranks, rank) for rank in range(ranks)])
+            assert pp.check(found) == pp.check(found, rendezvous=True) == []
+            assert strip(found).orders == pp.schedule("1f1b", ranks, microbatches).orders
+            batch = 2 * ranks + microbatches - 1
+            found = Schedule.read([theirs.DualPipeVSchedule(batch, ranks, rank) for rank in range(ranks)])
+            assert pp.check(found) == [] and found.chunks == 2

@@ -231,7 +231,7 @@ def test_stages_are_counted_and_divided_among_the_ranks(written):
 
 
 def test_messages_and_sharding_are_read_and_kept(written):
-    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD\n"
     schedule = Schedule.from_csv(written(text))
     assert schedule.to_csv() == text
     assert pp.check(schedule) == []

@@ -8,7 +8,7 @@ from cases import BEGIN, NAMED
 from releases import needs
 
 import ppedu as pp
-from ppedu.engine.ranks.versions import TORCHS_CHUNKS, TORCHS_MESSAGES, lack
+from ppedu.engine.ranks.versions import TORCHS_CHUNKS, TORCHS_MESSAGES, TORCHS_ORDERS, lack
 
 RUN = """
 from ppedu.engine.torchs import to_torch
@@ -36,6 +36,16 @@ for name, form, microbatches in json.loads(sys.argv[1]):
         for weight, other in zip(module.parameters(), theirs[stage].parameters(), strict=True):
             far = max(far, ((weight.grad - other.grad).norm() / other.grad.norm()).item())
     print(far)
+
+    # The way back: the engine runs the runtime's order with the runtime's modules.
+    back = Pipeline.from_torch(runtime)
+    assert back.schedule.orders == schedule.orders and back.schedule.placement == schedule.placement
+    for module in theirs.values():
+        module.zero_grad()
+    assert back.step(inputs, targets).equal(pipeline.loss)
+    for stage, module in ours.items():
+        for weight, other in zip(module.parameters(), theirs[stage].parameters(), strict=True):
+            assert weight.grad.equal(other.grad)
 dist.barrier()
 """
 
@@ -113,3 +123,34 @@ def test_torchs_runtime_is_refused_with_the_reason(ranks):
     ]
     assert len(found) == len(expected), found
     assert all(part in line for part, line in zip(expected, found, strict=True)), found
+
+
+BACK = """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, microbatch
+
+def made(**settings):
+    stage = PipelineStage(nn.Linear(2, 2), rank, 2, torch.device("cpu"))
+    return Schedule1F1B(stage, 4, fn.mse_loss, **settings)
+
+mask = {"mask": microbatch.TensorChunkSpec(1)}
+pipeline = Pipeline.from_torch(made(kwargs_chunk_spec=mask, scale_grads=False), seed=3)
+print(pipeline.schedule.orders == pp.schedule("1f1b", 2, 4).orders, pipeline.batching.input_dims, pipeline.seed)
+print(pipeline.batching.reduction, pipeline.step(torch.ones(8, 2), torch.zeros(8, 2)) > 0)
+for wrong in (made(args_chunk_spec=("rows",)), pp.schedule("1f1b", 2, 4)):
+    try:
+        Pipeline.from_torch(wrong)
+    except pp.SettingError as error:
+        print(error)
+"""
+
+
+@needs(TORCHS_ORDERS)
+def test_a_schedule_of_torch_becomes_a_pipeline(ranks):
+    for text in ranks(BEGIN + BACK, 2):
+        assert text.splitlines() == [
+            "True {'mask': 1} 3",
+            "sum tensor(True)",
+            "Pipeline cannot cut or join 0 as torch does, by 'rows'; give it a batching=",
+            "runtime must be a schedule of torch.distributed.pipelining, such as Schedule1F1B(…); got "
+            "Schedule('1f1b', ranks=2, stages=2, microbatches=4)",
+        ]

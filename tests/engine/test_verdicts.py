@@ -1,5 +1,6 @@
 """The page of verdicts: torch's deferred receives, judged before they run, and their gradients."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -71,3 +72,15 @@ def test_what_is_rejected_trains_wrong_and_all_else_is_right(ranks, size, microb
         cell = shown[name].strip("*")
         assert (float(cell) == pytest.approx(error, rel=0.05)) if kinds else (cell == "right"), name
     assert {name for name, cell in shown.items() if cell} >= {*asked}
+
+
+def test_each_reported_bug_gets_the_verdict_on_the_page():
+    bugs = PAGE.split("\n## Bugs that others reported\n")[1].split("\n### ")[1:-1]  # the last are out of reach
+    assert len(bugs) == 12
+    for bug in bugs:
+        text, verdict = re.findall(r"```text\n(.*?)\n```", bug, re.DOTALL)
+        said = {name: ast.literal_eval(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", bug)}
+        schedule = pp.Schedule.read(text, placement=said.pop("placement", None))
+        assert [each.text for each in pp.verify(schedule, **said)] == verdict.splitlines(), bug
+        if said.get("transport") == "rendezvous":
+            assert pp.verify(schedule) == [], "buffered, it is legal"

@@ -82,7 +82,7 @@ def test_messages_and_sharding_take_no_time():
     plain = read("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", microbatches=2)
     lowered = read(
         "0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 0REDUCE_GRAD 0RESHARD",
-        "1UNSHARD 1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
+        "1UNSHARD 1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1REDUCE_GRAD",
         microbatches=2,
     )
     costs = Costs(forward=3, backward=4, latency=2)

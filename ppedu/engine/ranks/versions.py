@@ -267,3 +267,24 @@ def torchs_runtime(
     runtime = _PipelineScheduleRuntime(made, microbatches, loss_fn, **settings)
     runtime._load_csv(str(orders), format="compute_comms" if lowered else "compute_only")
     return runtime
+
+
+def torchs_parts(runtime: Any) -> dict[str, Any]:
+    """Return what a schedule of torch.distributed.pipelining was made with, or nothing if it is not one.
+
+    Returns:
+        `stages`, those of this rank; `microbatches`; `loss_fn`; and `inputs`, `keywords` and `outputs`: how batches are
+        cut and joined.
+    """
+    from torch.distributed.pipelining import schedules
+
+    if not isinstance(runtime, schedules._PipelineSchedule):
+        return {}
+    return {
+        "stages": [*getattr(runtime, "_stages", ())] or [runtime._stage],  # type: ignore[attr-defined]
+        "microbatches": runtime._n_microbatches,
+        "loss_fn": runtime._loss_fn,
+        "inputs": runtime._args_chunk_spec or (),
+        "keywords": runtime._kwargs_chunk_spec or {},
+        "outputs": runtime._output_merge_spec,
+    }
