@@ -1,4 +1,4 @@
-# `make lab` opens the lessons; `make check` takes three minutes; `make test` checks everything before a change is merged.
+# `make lab` opens the lessons; `make check` takes 45 seconds; `make test` checks everything before a change is merged.
 #
 # Each target installs what it needs into .venv. PYTHON chooses the interpreter, 3.10 or newer; LAB holds options for
 # JupyterLab, such as --port=9999; PYTEST holds options for pytest, such as -x or --durations=20.
@@ -19,13 +19,16 @@ export PYTHONDONTWRITEBYTECODE :=
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
-.PHONY: atlas lab check test test-unit test-widgets test-ranks test-browser test-lessons test-all test-pythons test-torches \
+.PHONY: atlas lab check test test-quick test-unit test-widgets test-ranks test-browser test-lessons test-all test-pythons test-torches \
   gpu lint $(LINTERS) bench lessons pictures hooks dist chromium clean recordings published site site-serve
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
 
-check: lint test-unit
+# The linters, and the fast tests of schedules: checked, timed, run and drawn.
+check: .venv/.test
+	@$(MAKE) --no-print-directory --jobs=$(words $(LINTERS) test-quick) --keep-going --output-sync=target \
+	  $(LINTERS) test-quick
 
 test: chromium test-unit .venv/.test
 	$(FILES) -m "not slow and ($(PROCESSES))" tests $(PYTEST)
@@ -39,6 +42,10 @@ test-all: chromium .venv/.test
 
 test-unit: .venv/.test test-widgets
 	$(EACH_CORE) -m "$(UNIT)" --ignore=tests/browser tests $(PYTEST)
+
+QUICK := core sim zoo engine view papers test_imports.py test_prose.py test_wrong_calls.py
+test-quick: .venv/.test
+	$(EACH_CORE) -m "$(UNIT)" $(addprefix tests/,$(QUICK)) $(PYTEST)
 
 # Test the parts of the widgets' script that need no browser.
 test-widgets:
