@@ -117,7 +117,8 @@ def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]
             singles.append(Action(here, op, number))
         yield from [overlap(*singles)] if len(singles) == 2 else singles
 
-    # Most actions are of a microbatch that is left out; this says so faster. Pairs and sharding have none (-1).
+    # Most actions are of a microbatch that is left out, and `kept` is slower. The microbatch of pairs and of sharding
+    # is -1.
     gone = {*range(schedule.microbatches)} - {*microbatches}
     orders = tuple(
         tuple(each for action in schedule.orders[rank] if action.microbatch not in gone for each in kept(action, rank))

@@ -1,0 +1,139 @@
+"""The order that DeepSeek's code runs, recorded without processes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppedu.core import SEND, Action, Op, Placement, Schedule, SettingError, overlap
+from ppedu.core.validate import require_count
+
+KINDS = {"DualPipe": "bidirectional", "DualPipeV": "v"}  # from the name of a class to its placement
+
+
+def record(pipe: type, ranks: int, microbatches: int) -> Schedule:
+    """Return the schedule that a DualPipe or a DualPipeV of DeepSeek's runs, or a class derived from one.
+
+        pp.run.record(dualpipe.DualPipe, ranks=8, microbatches=20)
+
+    Its `step` is called once for each rank, here. In place of computing and sending, the methods that do so write down
+    what they are asked for. The messages that `_commit_and_wait_comm` starts together come one after the other, sends
+    first; so check the schedule with buffered messages.
+
+    Args:
+        pipe: The class, such as `DualPipe` of github.com/deepseek-ai/DualPipe. The way in which its `step` calls
+            `_recv_forward`, `_forward_compute_chunk`, `_send_forward` and so on is what is recorded.
+        ranks, microbatches: As many as its `step` permits; the microbatches are its `num_chunks`.
+
+    Raises:
+        SettingError: It is no such class, or its `step` does not permit these sizes, or does something else.
+    """
+    base = next((each for each in getattr(pipe, "__mro__", ()) if each.__name__ in KINDS), None)
+    if base is None:
+        raise SettingError(f"pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got {pipe!r}")
+    require_count("ranks", ranks)
+    require_count("microbatches", microbatches)
+    kind = KINDS[base.__name__]
+    placement = Placement.make(kind, ranks, 2 if kind == "v" else 1, microbatches)
+    comm = getattr(sys.modules[base.__module__], "comm", SimpleNamespace())
+    before = vars(comm).copy()
+    comm.TENSOR_SHAPES, comm.TENSOR_DTYPE = [(1,)], torch.float32  # `step` asks whether they are known
+    try:
+        orders = tuple(tuple(_order(pipe, placement, rank, microbatches)) for rank in range(ranks))
+    finally:
+        vars(comm).update(before)
+    return Schedule(f"recorded {pipe.__name__}", placement, microbatches, orders)
+
+
+def _order(pipe: type, placement: Placement, rank: int, microbatches: int) -> list[Action]:
+    """Return what a rank's `step` does."""
+
+    class Recorded(_Recorder, pipe):  # type: ignore[misc]
+        pass
+
+    recorded: Any = Recorded(placement, rank)
+    try:
+        with torch.enable_grad():
+            recorded.step(num_chunks=microbatches, criterion=torch.sum)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise SettingError(
+            f"{pipe.__name__} cannot be recorded with {placement.ranks} ranks and {microbatches} microbatches; "
+            f"on rank {rank}, its step ends in {why}"
+        ) from error
+    order: list[Action] = recorded.order
+    return order
+
+
+class _Recorder(nn.Module):
+    """The attributes and methods that the `step` of a DualPipe uses, without tensors. `order`: what it asked for."""
+
+    def __init__(self, placement: Placement, rank: int):
+        nn.Module.__init__(self)  # not that of DualPipe, which wants modules and a GPU
+        self.placement, self.rank, self.num_ranks = placement, rank, placement.ranks
+        half = placement.ranks // 2
+        self.is_first_rank, self.is_last_rank = rank == 0, rank == placement.ranks - 1
+        self.is_in_second_half, self.is_middle_rank = rank >= half, rank in (half - 1, half)
+        self.batch_dim, self.overlapped_forward_backward = 0, True
+        self.order: list[Action] = []
+        self._queued: list[Action] = []  # messages, until they are started together
+        self._weights: deque[Action] = deque()  # that are postponed
+        self._counts: Counter[tuple[Op, int]] = Counter()
+        self._reset_states()
+
+    def _reset_states(self) -> None:
+        self.loss_chunks = [torch.zeros(())]
+        self.comm_ops: list[Any] = []
+
+    def _next(self, op: Op, phase: int) -> Action:
+        """Return the next action of this kind in a phase: for DualPipe, a direction; for DualPipeV, a half of the V."""
+        if self.placement.copies > 1:
+            phase ^= self.is_in_second_half
+            first, stage = phase * self.placement.split, self.num_ranks - 1 - self.rank if phase else self.rank
+        else:
+            first, stage = 0, 2 * self.num_ranks - 1 - self.rank if phase else self.rank
+        self._counts[op, phase] += 1
+        return Action(stage, op, first + self._counts[op, phase] - 1)
+
+    def _message(self, op: Op, phase: int) -> None:
+        action = self._next(op, phase)
+        if op in self.placement.links[self.placement.copy(action.microbatch)][action.stage]:
+            self._queued.append(action)
+
+    def _recv_forward(self, phase: int) -> None:
+        self._message(Op.RECV_F, phase)
+
+    def _send_forward(self, phase: int) -> None:
+        self._message(Op.SEND_F, phase)
+
+    def _recv_backward(self, phase: int) -> None:
+        self._message(Op.RECV_B, phase)
+
+    def _send_backward(self, phase: int) -> None:
+        self._message(Op.SEND_B, phase)
+
+    def _commit_and_wait_comm(self) -> None:
+        self.order += sorted(self._queued, key=lambda action: action.op not in SEND)
+        self._queued.clear()
+
+    def _forward_compute_chunk(self, phase: int) -> None:
+        self.order.append(self._next(Op.F, phase))
+
+    def _backward_compute_chunk(self, phase: int, enable_zb: bool = False) -> None:
+        action = self._next(Op.B, phase)
+        if enable_zb:
+            self._weights.append(action._replace(op=Op.W))
+            action = action._replace(op=Op.I)
+        self.order.append(action)
+
+    def _forward_backward_compute_chunk(self, phase0: int, phase1: int) -> None:
+        self.order.append(overlap(self._next(Op.F, phase0), self._next(Op.B, phase1)))
+
+    def _weight_chunk(self) -> None:
+        self._commit_and_wait_comm()
+        self.order.append(self._weights.popleft())
