@@ -40,6 +40,17 @@ DEEPSPEEDS = {
     "RecvGrad": "RECV_B",
 }
 NO_ACTION = "ReduceTiedGrads", "OptimizerStep"
+# The types of the scheduled nodes of zero-bubble; those of other nodes compute and send nothing of a microbatch.
+NODES = {
+    "F": "F",
+    "B": "I",
+    "W": "W",
+    "BW": "B",
+    "SEND_FORWARD": "SEND_F",
+    "RECV_FORWARD": "RECV_F",
+    "SEND_BACKWARD": "SEND_B",
+    "RECV_BACKWARD": "RECV_B",
+}
 
 
 def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
@@ -161,7 +172,7 @@ def recognized(source: Any) -> tuple[str, str]:
     if isinstance(orders, Mapping):
         try:
             steps = {index(rank): order.steps() if hasattr(order, "steps") else order for rank, order in orders.items()}
-            by_rank = {rank: " ".join(map(str, order)) for rank, order in steps.items()}
+            by_rank = {rank: " ".join(map(_as_text, order)) for rank, order in steps.items()}
         except TypeError:
             raise SettingError(
                 f"orders are a list, or a dict from ranks, with a list of actions for each rank; got {shown(source)}"
@@ -177,6 +188,20 @@ def recognized(source: Any) -> tuple[str, str]:
         return "\n".join(rows_of(orders)), "the text"
     path = named(orders)
     return "\n".join(rows_of(text_of(path))), repr(str(path))
+
+
+def _as_text(action: Any) -> str:
+    """Return an action, an instruction or a node of zero-bubble's as text: "None" for any other node.
+
+    Raises:
+        ParseError: The node is for a part of a sequence.
+    """
+    if not hasattr(action, "layer_group_idx"):
+        return str(action)
+    if action.seq_split_idx:
+        raise ParseError(f"{action}: parts of a sequence cannot be read; a microbatch runs through a stage as a whole")
+    op = NODES.get(str(action.type))
+    return f"{action.layer_group_idx}{op}{action.microbatch}" if op else "None"
 
 
 def _is_text(source: str) -> bool:

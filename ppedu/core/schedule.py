@@ -227,8 +227,8 @@ class Schedule:
             source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, a list of
                 actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
                 rank's second chunk for the next microbatch, and -2 its backward; DeepSpeed's schedules, a list with one
-                for each rank, or the instructions of each rank on a line; a line of actions for each rank, with commas
-                or spaces; or the path of a file with one of these.
+                for each rank, or the instructions of each rank on a line; zero-bubble's nodes, a list for each rank; a
+                line of actions for each rank, with commas or spaces; or the path of a file with one of these.
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
 

@@ -172,3 +172,21 @@ def test_deepspeeds_schedules_of_all_sizes_are_legal():
             batch = 2 * ranks + microbatches - 1
             found = Schedule.read([theirs.DualPipeVSchedule(batch, ranks, rank) for rank in range(ranks)])
             assert pp.check(found) == [] and found.chunks == 2
+
+
+def node(kind, stage, microbatch, part=0):
+    return SimpleNamespace(type=kind, layer_group_idx=stage, microbatch=microbatch, seq_split_idx=part)
+
+
+def test_the_nodes_of_zero_bubble_are_actions():
+    """Their B is our I, their BW our B; a recompute (R) and post-validation are left out."""
+    first = [("F", 0, 0), ("SEND_FORWARD", 0, 0), ("POST_VALIDATION", 0, 0), ("RECV_BACKWARD", 0, 0), ("BW", 0, 0)]
+    second = [("RECV_FORWARD", 1, 0), ("F", 1, 0), ("R", 1, 0), ("B", 1, 0), ("SEND_BACKWARD", 1, 0), ("W", 1, 0)]
+    found = Schedule.read([[node(*each) for each in order] for order in (first, second)])
+    assert [" ".join(map(str, order)) for order in found.orders] == [
+        "0F0 0SEND_F0 0RECV_B0 0B0",
+        "1RECV_F0 1F0 1I0 1SEND_B0 1W0",
+    ]
+    assert pp.check(found) == []
+    with pytest.raises(ParseError, match="parts of a sequence cannot be read"):
+        Schedule.read([[node("F", 0, 0), node("F", 0, 0, 1)]])
