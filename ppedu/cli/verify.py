@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError, Namespace
 from fractions import Fraction
+from pathlib import Path
 
 from ppedu.core import Schedule
 from ppedu.core.files import named
@@ -25,7 +26,10 @@ def peaks(text: str) -> list[Fraction]:
 
 
 def report(schedule: Schedule, options: Namespace) -> int:
-    """Print a line for each reason against a schedule; return 1 if there are any."""
+    """Print a line for each reason against a schedule; return 1 if there are any.
+
+    In GitHub Actions, the lines also go to the summary of the run, with a drawing of the schedule.
+    """
     baseline = None
     if options.baseline is not None:
         baseline = Schedule.read(named(options.baseline), forward_only=schedule.forward_only)
@@ -33,20 +37,23 @@ def report(schedule: Schedule, options: Namespace) -> int:
     if peak is not None and len(peak) == 1:
         peak = peak[0]  # of every rank
     found = verify(schedule, transport=options.transport, peak=peak, baseline=baseline)
-    in_actions = os.environ.get("GITHUB_ACTIONS") == "true"
-    for rejection in found[:SHOWN]:
-        print(_annotation(options.schedule, rejection) if in_actions else rejection.text)
-    if len(found) > SHOWN:
-        print(f"… and {len(found) - SHOWN} more")
+    reasons = [rejection.text for rejection in found[:SHOWN]]
+    more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     if found and found[0].kind:
         part = shrink(schedule, transport=options.transport)
         if (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches):
-            print(f"\nthe same on {part.size} ({part.name}, numbered from 0):")
-            for rank, order in enumerate(part.orders):
-                print(f"rank {rank}: {' '.join(map(str, order))}")
+            more.append(f"\nthe same on {part.size} ({part.name}, numbered from 0):")
+            more += [f"rank {rank}: {' '.join(map(str, order))}" for rank, order in enumerate(part.orders)]
     if not found:
         held = ", ".join(map(pretty, simulate(schedule).peak_activations))
-        print(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")
+        more.append(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")
+    in_actions = os.environ.get("GITHUB_ACTIONS") == "true"
+    shown = [_annotation(options.schedule, each) for each in found[:SHOWN]] if in_actions else reasons
+    print(*shown, *more, sep="\n")
+    if in_actions and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+        drawing = [] if schedule.problems else ["", simulate(schedule).text()]
+        with Path(summary).open("a", encoding="utf-8") as file:  # a page of the run, in Markdown
+            print("```", *reasons, *more, *drawing, "```", sep="\n", file=file)
     return int(bool(found))
 
 

@@ -133,7 +133,7 @@ def test_the_action_of_github_fails_with_the_reason(tmp_path):
         given = {f"${{{{ inputs.{name} }}}}": value for name, value in {**settings, **inputs}.items()}
         environment = {name: given[value] for name, value in step["env"].items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        settled = {**os.environ, **environment, "PATH": path, "GITHUB_ACTIONS": "true"}
+        settled = {**os.environ, **environment, "PATH": path, "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "s.md"}
         return subprocess.run(
             ["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=settled, capture_output=True, text=True
         )
@@ -142,3 +142,8 @@ def test_the_action_of_github_fails_with_the_reason(tmp_path):
     failed = run(schedule="crossed 2.csv", transport="rendezvous")
     assert failed.returncode == 1 and failed.stdout.startswith("::error file=crossed 2.csv,line=1::deadlock")
     assert run(schedule="crossed 2.csv", arguments="--peak 1,1").returncode == 1
+    _, legal, _, stuck, _, large, _ = (tmp_path / "s.md").read_text().split("```\n")
+    drawn = pp.simulate(pp.Schedule.read(CROSSED, name="crossed 2")).text()
+    assert legal.startswith("crossed 2, 2 ranks") and legal.endswith(f"\n\n{drawn}\n")
+    assert stuck.startswith("deadlock: ") and stuck.endswith(f"\n\n{drawn}\n")
+    assert large.startswith("rank 0 holds 2 activations") and large.endswith(f"\n\n{drawn}\n")
