@@ -12,7 +12,7 @@ from ppedu.core.files import named
 from ppedu.core.numeric import pretty
 from ppedu.sim import simulate
 from ppedu.sim.shrink import shrink
-from ppedu.sim.verify import Rejection, verify
+from ppedu.sim.verify import Rejection, problems_of, verify
 
 SHOWN = 20  # reasons; a mistake can have thousands of them
 
@@ -43,7 +43,7 @@ def report(schedule: Schedule, options: Namespace) -> int:
         part = shrink(schedule, transport=options.transport)
         if (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches):
             more.append(f"\nthe same on {part.size} ({part.name}, numbered from 0):")
-            more += [f"rank {rank}: {' '.join(map(str, order))}" for rank, order in enumerate(part.orders)]
+            more += _marked(part, options.transport)
     if not found:
         held = ", ".join(map(pretty, simulate(schedule).peak_activations))
         more.append(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")
@@ -55,6 +55,18 @@ def report(schedule: Schedule, options: Namespace) -> int:
         with Path(summary).open("a", encoding="utf-8") as file:  # a page of the run, in Markdown
             print("```", *reasons, *more, *drawing, "```", sep="\n", file=file)
     return int(bool(found))
+
+
+def _marked(part: Schedule, transport: str) -> list[str]:
+    """Return the order of each rank, with brackets around the actions that are wrong, or wait for each other."""
+    marked = set()
+    for problem in problems_of(part, transport)[1]:
+        marked |= {*problem.cycle, (problem.rank, problem.index)}
+    lines = []
+    for rank, order in enumerate(part.orders):
+        shown = [f"[{action}]" if (rank, index) in marked else str(action) for index, action in enumerate(order)]
+        lines.append(f"rank {rank}: {' '.join(shown)}")
+    return lines
 
 
 def _annotation(name: str, rejection: Rejection) -> str:

@@ -28,6 +28,7 @@ class Problem(NamedTuple):
             dependency on the same rank), "deadlock" (ranks that wait for each other in a cycle), "message" (received in
             another order than sent, or needless), "sharding" (weights not gathered, or twice).
         message: The problem in a sentence.
+        cycle: Of a deadlock, the rank and the position of each action that waits.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Problem(NamedTuple):
     action: Action
     kind: str
     message: str
+    cycle: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         return self.message
@@ -326,4 +328,5 @@ class _Inspection:
                     )
                 index, _ = self.blocked[cycle[0]]
                 action = self.schedule.orders[cycle[0]][index]
-                yield Problem(cycle[0], index, action, "deadlock", "deadlock: " + ", ".join(waits))
+                places = tuple((member, self.blocked[member][0]) for member in cycle)
+                yield Problem(cycle[0], index, action, "deadlock", "deadlock: " + ", ".join(waits), places)

@@ -158,13 +158,15 @@ class Streams:
             waits_for[message] = [self._obstacle(message)]
         for cycle in cycles(waits_for):
             waits = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-            sentences = [self._wait(waiter, awaited)[2] for waiter, awaited in waits]
+            told = [self._wait(waiter, awaited) for waiter, awaited in waits]
+            sentences = "; ".join(sentence for _, _, sentence in told)
+            places = tuple((rank, index) for rank, index, _ in told)
             # Preferably, the problem is a message that blocks another one.
             blocking = [pair for pair in waits if all(isinstance(each, Action) for each in pair)]
             waiter, awaited = blocking[0] if blocking else waits[0]
             rank, index, _ = self._wait(waiter, awaited)
             action = self.schedule.orders[rank][index]
-            yield Problem(rank, index, action, "deadlock", f"deadlock: {'; '.join(sentences)}")
+            yield Problem(rank, index, action, "deadlock", f"deadlock: {sentences}", places)
 
     def _awaited(self, rank: int) -> Action:
         """Return the message that a rank waits for."""

@@ -547,3 +547,14 @@ def test_the_grid_of_looped_bfs_is_torchs_idle_steps_and_all(torchs, ranks, chun
         ours = [str(action) if action else None for action in row]
         theirs = [str(action) if action else None for action in theirs]
         assert ours == theirs + [None] * (len(ours) - len(theirs))
+
+
+@pytest.mark.parametrize("options", [{"rendezvous": True}, {"links": "pair"}, {"links": "rank"}])
+def test_a_deadlock_names_the_places_that_wait(options):
+    schedule = read(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+        microbatches=2,
+    )
+    [problem] = check(schedule, **options)
+    assert [str(schedule.orders[rank][index]) for rank, index in problem.cycle] == ["0SEND_F1", "1SEND_B0"]

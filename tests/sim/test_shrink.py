@@ -105,7 +105,8 @@ def test_a_deadlock_of_two_among_eight_ranks(capsys, tmp_path):
     assert shown == [
         "",
         "the same on 2 ranks, 2 microbatches (ours: stages 5, 6; microbatches 0, 1, numbered from 0):",
-        *(f"rank {n}: {row}" for n, row in enumerate(expected)),
+        f"rank 0: {expected[0].replace('0RECV_B0', '[0RECV_B0]')}",
+        f"rank 1: {expected[1].replace('1RECV_F1', '[1RECV_F1]')}",
     ]
 
 
