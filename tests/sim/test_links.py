@@ -136,8 +136,10 @@ def test_the_queues_give_the_same_times_and_the_same_deadlocks(chance, links):
         with pytest.raises(ScheduleError, match=f"gets stuck with links='{links}'") as caught:
             simulate(schedule, Costs(**costs, links=links))
         assert list(caught.value.problems) == problems
-        for rank, index, action, _, message in problems:
+        for rank, index, action, _, message, cycle in problems:
             assert schedule.orders[rank][index] == action and str(action) in message
+            assert (rank, index) in cycle
+            assert all(str(schedule.orders[at][position]) in message for at, position in cycle)
             require_true(message, schedule, links)
     else:
         assert [
