@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentTypeError, Namespace
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -52,8 +53,9 @@ def report(schedule: Schedule, options: Namespace) -> int:
     print(*shown, *more, sep="\n")
     if in_actions and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
         drawing = [] if schedule.problems else ["", simulate(schedule).text()]
-        with Path(summary).open("a", encoding="utf-8") as file:  # a page of the run, in Markdown
-            print("```", *reasons, *more, *drawing, "```", sep="\n", file=file)
+        text = "\n".join(["```", *reasons, *more, *drawing, "```", ""])
+        with suppress(OSError), Path(summary).open("a", encoding="utf-8") as file:  # a page of the run, in Markdown
+            file.write(text)
     return int(bool(found))
 
 

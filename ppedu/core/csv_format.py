@@ -73,8 +73,9 @@ def rows_of(text: str) -> list[str]:
             instruction is impossible.
     """
     if "ForwardPass(" in text:
-        each = [line for line in text.splitlines() if line.strip()]
-        return [",".join(_deepspeed(rank, len(each), line)) for rank, line in enumerate(each)]
+        each = [line for line in text.replace("]], [[", "]]\n[[").splitlines() if line.strip()]
+        queues = "CommitP2P(" in text
+        return [",".join(_deepspeed(rank, len(each), line, queues)) for rank, line in enumerate(each)]
     if text.lstrip().startswith(PRINTED):
         lines = _printed(text)
     else:
@@ -114,19 +115,24 @@ def _megatron(rank: int, ranks: int, order: list[int]) -> list[str]:
     return actions
 
 
-def _deepspeed(rank: int, ranks: int, text: str) -> Iterator[str]:
+def _deepspeed(rank: int, ranks: int, text: str, queues: bool) -> Iterator[str]:
     """Yield the actions of a rank's instructions.
 
-    An instruction names a buffer; its microbatch is the last that was loaded or received there. So a microbatch that is
-    overwritten before its backward never gets one. Where there are CommitP2P, the next one starts the messages before
-    it together: here, its sends come first.
+    An instruction names a buffer. A forward takes the microbatch that was loaded or received there last, and a backward
+    that of the last forward. So a microbatch that is overwritten too early is lost.
+
+    Args:
+        queues: Whether CommitP2P starts the messages before it together: here, its sends come first.
 
     Raises:
         ParseError: An instruction is unknown, or its buffer is empty.
     """
-    held: dict[int, int] = {}  # from a buffer to its microbatch
+    loaded: dict[int, int] = {}  # from a buffer to the microbatch whose input it holds
+    done: dict[int, int] = {}  # and to that of the last forward
     counts: Counter[int] = Counter()  # by stage, the microbatches that were loaded or received
-    queued: list[str] | None = [] if "CommitP2P(" in text else None
+    queued: list[str] = []
+    if more := INSTRUCTION.sub("", text).translate(str.maketrans("", "", "[],: \t\r")):
+        raise ParseError(f"rank {rank}: there is {shown(more)} beside DeepSpeed's instructions")
     for found in INSTRUCTION.findall(text):
         parts = PARTS.fullmatch(found)
         name, buffer, phase = parts.groups() if parts else ("", None, None)
@@ -135,7 +141,7 @@ def _deepspeed(rank: int, ranks: int, text: str) -> Iterator[str]:
             continue
         if name == "ReduceGrads":
             yield from (f"{each}REDUCE_GRAD" for each in sorted(counts))
-        elif name == "CommitP2P" and queued is not None:
+        elif name == "CommitP2P":
             yield from sorted(queued, key=lambda action: "RECV" in action)
             queued.clear()
         elif buffer is None or (name not in DEEPSPEEDS and name != "LoadMicroBatch"):
@@ -144,17 +150,20 @@ def _deepspeed(rank: int, ranks: int, text: str) -> Iterator[str]:
             # The first stage loads its inputs, and the stage after a V's turn gets them from its own rank.
             first = "LoadMicroBatch" if stage == 0 else "ForwardPass" if stage == ranks else "RecvActivation"
             if name == first:
-                held[int(buffer)] = counts[stage]
+                loaded[int(buffer)] = counts[stage]
                 counts[stage] += 1
             if name == "LoadMicroBatch":  # of the last stage: it loads targets
                 continue
+            if name == "ForwardPass" and int(buffer) in loaded:
+                done[int(buffer)] = loaded[int(buffer)]
+            held = loaded if name in ("RecvActivation", "SendGrad") else done
             if int(buffer) not in held:
                 raise ParseError(f"rank {rank}: {found} finds its buffer empty; nothing was loaded or received there")
             action = f"{stage}{DEEPSPEEDS[name]}{held[int(buffer)]}"
-            if queued is None or name.endswith("Pass"):
-                yield action
-            else:
+            if queues and not name.endswith("Pass"):
                 queued.append(action)
+            else:
+                yield action
     if queued:
         raise ParseError(f"rank {rank}: no CommitP2P starts {', '.join(queued)}")
 
@@ -178,6 +187,10 @@ def recognized(source: Any) -> tuple[str, str]:
                 f"orders are a list, or a dict from ranks, with a list of actions for each rank; got {shown(source)}"
             ) from None
         if any("ForwardPass(" in order for order in by_rank.values()):
+            if empty := [rank for rank in range(len(by_rank)) if not by_rank.get(rank)]:
+                raise ParseError(
+                    f"DeepSpeed's instructions are for ranks 0, 1, 2 …; there are no instructions for rank {empty[0]}"
+                )
             return "\n".join(rows_of("\n".join(by_rank[rank] for rank in sorted(by_rank)))), "the schedule"
         text = "{" + ", ".join(f"{rank}: [{by_rank[rank]}]" for rank in sorted(by_rank)) + "}"
         return "\n".join(rows_of(text)), "the schedule"
@@ -206,7 +219,7 @@ def _as_text(action: Any) -> str:
 
 def _is_text(source: str) -> bool:
     """Return whether text is orders, not the name of a file."""
-    if not source.strip() or "\n" in source or source.lstrip().startswith(PRINTED):
+    if not source.strip() or "\n" in source or "ForwardPass(" in source or source.lstrip().startswith(PRINTED):
         return True
     first = re.split(r"[\s,]", source.strip())[0]
     with suppress(ParseError):

@@ -36,6 +36,9 @@ def record(pipe: type, ranks: int, microbatches: int) -> Schedule:
     base = next((each for each in getattr(pipe, "__mro__", ()) if each.__name__ in KINDS), None)
     if base is None:
         raise SettingError(f"pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got {pipe!r}")
+    own = [name for each in pipe.__mro__[: pipe.__mro__.index(base)] for name in vars(each) if name in vars(_Recorder)]
+    if replaced := [name for name in own if name.startswith("_") and not name.startswith("__")]:
+        raise SettingError(f"{pipe.__name__} has a {replaced[0]} of its own, which is not run: record replaces it")
     require_count("ranks", ranks)
     require_count("microbatches", microbatches)
     kind = KINDS[base.__name__]

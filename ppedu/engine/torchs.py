@@ -100,7 +100,8 @@ def from_torch(runtime: Any) -> dict[str, Any]:
             f"runtime must be a schedule of torch.distributed.pipelining, such as Schedule1F1B(…); got {shown(runtime)}"
         )
     dims = {**dict(enumerate(parts["inputs"])), **parts["keywords"]}
-    group, kind = parts["stages"][0].group or dist.group.WORLD, type(runtime).__name__
+    group = parts["stages"][0].group or dist.group.WORLD
+    kind = next((each.__name__ for each in type(runtime).__mro__ if each.__name__ in SINGLE), type(runtime).__name__)
     if kind in SINGLE:
         found = named(SINGLE[kind], dist.get_world_size(group), parts["microbatches"])
     else:

@@ -32,6 +32,11 @@ class Derived(DualPipeV):
         self.wrong()
 
 
+class Silent(DualPipeV):
+    def _send_forward(self, phase):
+        pass
+
+
 def test_what_a_class_does_is_written_down():
     found = pp.run.record(DualPipeV, 2, 2)
     first, second = (" ".join(map(str, order)) for order in found.orders)
@@ -51,6 +56,7 @@ def test_what_a_class_does_is_written_down():
     [
         ((DualPipeV, 2, 1), "DualPipeV cannot be recorded with 2 ranks and 1 microbatches.*rank 0, .* AssertionError"),
         ((Derived, 2, 2), "Derived cannot be recorded .*: 'Recorded' object has no attribute 'wrong'"),
+        ((Silent, 2, 2), "Silent has a _send_forward of its own, which is not run: record replaces it"),
         ((nn.Linear, 2, 2), "pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got"),
         (("DualPipe", 2, 2), "pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got"),
         ((DualPipeV, 0, 2), "ranks must be"),
