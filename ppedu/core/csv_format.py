@@ -188,9 +188,7 @@ def recognized(source: Any) -> tuple[str, str]:
             ) from None
         if any("ForwardPass(" in order for order in by_rank.values()):
             if empty := [rank for rank in range(len(by_rank)) if not by_rank.get(rank)]:
-                raise ParseError(
-                    f"DeepSpeed's instructions are for ranks 0, 1, 2 …; there are no instructions for rank {empty[0]}"
-                )
+                raise ParseError(f"rank {empty[0]} has no instructions; give those of all ranks, from 0 on")
             return "\n".join(rows_of("\n".join(by_rank[rank] for rank in sorted(by_rank)))), "the schedule"
         text = "{" + ", ".join(f"{rank}: [{by_rank[rank]}]" for rank in sorted(by_rank)) + "}"
         return "\n".join(rows_of(text)), "the schedule"

@@ -26,12 +26,12 @@ def record(pipe: type, ranks: int, microbatches: int) -> Schedule:
     first; so check the schedule with buffered messages.
 
     Args:
-        pipe: The class, such as `DualPipe` of github.com/deepseek-ai/DualPipe. The way in which its `step` calls
-            `_recv_forward`, `_forward_compute_chunk`, `_send_forward` and so on is what is recorded.
-        ranks, microbatches: As many as its `step` permits; the microbatches are its `num_chunks`.
+        pipe: The class, such as `DualPipe` of github.com/deepseek-ai/DualPipe. Its `step` decides in which order
+            `_recv_forward`, `_forward_compute_chunk`, `_send_forward` and so on are called, and that order is recorded.
+        ranks, microbatches: Sizes that its `step` accepts; it calls the microbatches `num_chunks`.
 
     Raises:
-        SettingError: It is no such class, or its `step` does not permit these sizes, or does something else.
+        SettingError: The class is another one, it replaces one of those methods, or its `step` fails.
     """
     base = next((each for each in getattr(pipe, "__mro__", ()) if each.__name__ in KINDS), None)
     if base is None:

@@ -142,7 +142,7 @@ def test_deepspeeds_instructions_are_actions():
     lines = DEEPSPEED.strip().splitlines()
     assert same(Schedule.read(f"[{', '.join(lines)}]"), found)
     assert Schedule.read("LoadMicroBatch(0) ForwardPass(0) BackwardPass(0)").ranks == 1
-    with pytest.raises(ParseError, match="no instructions for rank 1"):
+    with pytest.raises(ParseError, match="rank 1 has no instructions"):
         Schedule.read([lines[:1], [], lines[1:]])
 
 
