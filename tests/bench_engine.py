@@ -25,7 +25,8 @@ SCHEDULES = {
 }
 BY_GPU = ["1f1b", "zb-v", "dualpipev"]  # those that `make gpu` measures
 PROGRAM = """
-import json, sys, time
+import json, os, sys, time
+os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "128"}  # kB, not 32 MiB each
 import torch, torch.distributed as dist
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage, schedules

@@ -143,6 +143,7 @@ class Pipeline:
         self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
         self.device = home([stage.module for stage in self.stages.values()], group.device)
         self.group = group.on(self.device)
+        device.begin(self.device)
         for stage in self.stages.values():
             stage.device = home([stage.module], self.device)
         self.batching, self.autocast, self.seed = batching, autocast, seed

@@ -1,11 +1,13 @@
 """The beginning of the programs of test_cuda.py: a model, its steps beside one process, and kernels that sleep."""
 
 PRELUDE = """
-import re, sys, time, warnings
+import os, re, sys, time, warnings
+os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "128"}  # kB, not 32 MiB each
 import torch, torch.distributed as dist
 from pathlib import Path
 from statistics import median
 from torch import nn
+from torch.profiler import profile
 import ppedu as pp
 from ppedu.engine import clock
 from ppedu.run import Memory, Pipeline, PipelineGroup, PostValidation, Stage, local_stages, place

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from bench_engine import BY_GPU, measure
+from llama import LLAMA, LlamaBlock
 from on_device import PRELUDE
 
 import ppedu as pp
@@ -129,11 +130,13 @@ def test_the_two_parts_of_a_pair_run_at_the_same_time(show):
 
 
 @needs_a_gpu
-def test_pairs_cause_no_warnings(show):
+def test_steps_cause_no_warnings(show):
+    """Not even the first, whose backward begins on rank 0 with a matrix product."""
     show(
         f"""
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
+            make("1f1b").step(x, y)
             for name in {PAIRS}:
                 run(name, steps=2)
         assert not found, [str(each.message) for each in found]
@@ -283,6 +286,53 @@ def test_the_clock_measures_the_gpu_and_not_the_launch_of_its_kernels(show):
 
 
 @needs_a_gpu
+@pytest.mark.parametrize("name", ["zb-v", "interleaved"])
+def test_a_trace_tells_the_times_of_the_clock(show, tmp_path, name):
+    """The times of kernels that torch.profiler writes are those of the marks before and after each action."""
+    show(
+        f"""
+        pipeline = make({name!r}, cycles=5_000_000)
+        lines = []
+        def steps(number):
+            for _ in range(number):
+                pipeline.step(x, y)
+                lines.append(pipeline.timeline)
+        steps(2)
+        with profile() as profiler:
+            steps(3)
+        profiler.export_chrome_trace({str(tmp_path / "rank0.json")!r})
+        run = pp.Run.load({str(tmp_path)!r})
+        assert not run.remarks, run.remarks
+        off = []
+        for step, line in enumerate(lines[-3:]):
+            spans = {{span.action: span for span in run.timeline(step=step).spans(0)}}
+            for span in line.spans(0):
+                ours, theirs = (each.end - each.start for each in (span, spans[span.action]))
+                off.append(abs(ours - theirs))
+        tell(f"{{len(off)}} actions, at most {{max(off) * 1e6:.0f}} µs apart")
+        assert max(off) < 1e-3, off
+        """,
+        1,
+    )
+
+
+@needs_a_gpu
+def test_the_bytes_that_are_counted_are_those_that_the_gpu_keeps(tell):
+    shape = 1, LLAMA["sequence"], LLAMA["width"]
+    with torch.device("meta"):
+        example = torch.zeros(shape, dtype=torch.bfloat16)
+        counted = pp.Model.of(torch.nn.Sequential(LlamaBlock(**LLAMA).bfloat16()), example).pieces[0].activation
+    block, x = LlamaBlock(**LLAMA).bfloat16().cuda(), torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    x.requires_grad_()
+    block(x)  # the first call also allocates what the libraries need
+    before = torch.cuda.memory_allocated()
+    y = block(x)
+    kept = torch.cuda.memory_allocated() - before - y.nbytes + x.nbytes
+    tell(f"{kept:,} bytes, counted {counted:,}")
+    assert kept == pytest.approx(counted, rel=1e-4)
+
+
+@needs_a_gpu
 def test_memory_by_action_is_what_the_gpu_allocates(show):
     """A forward keeps at least what autograd saves; after the step only the gradients remain."""
     show(
@@ -307,7 +357,7 @@ def test_memory_by_action_is_what_the_gpu_allocates(show):
 
 
 @needs_a_gpu
-def test_a_report_claims_no_more_memory_than_the_gpu_allocates(show):
+def test_a_report_claims_the_memory_that_the_gpu_allocates(show):
     show(
         """
         report = Report()
@@ -318,7 +368,7 @@ def test_a_report_claims_no_more_memory_than_the_gpu_allocates(show):
         number, unit = re.search("fullest, with ([0-9.]+) ([kMG]?B)", line).groups()
         claimed = float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
         tell(f"{claimed / 1e6:.1f} MB of {most / 1e6:.1f} MB")
-        assert claimed < 1.01 * most, line  # it is rounded
+        assert 0.9 * most < claimed < 1.01 * most, line  # it is rounded
         """,
         2,
         "gloo",

@@ -25,6 +25,13 @@ def is_queue(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def begin(device: torch.device) -> None:
+    """Let the thread in which autograd uses a GPU begin; torch warns if a matrix product is the first thing it does."""
+    if is_queue(device):
+        with torch.inference_mode(False):
+            torch.zeros((), device=device, requires_grad=True).exp().backward()
+
+
 def mark(device: torch.device) -> Any:
     """Put a mark in the device's queue, at its current end, and return it: an event, which will contain a time."""
     event = torch.cuda.Event(enable_timing=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ppedu.core import SettingError
@@ -32,7 +33,7 @@ def count(
 
     Nothing is computed on the meta device: create the model and the example under `with torch.device("meta")`. The
     attention of `scaled_dot_product_attention` counts in full, also its masked half, and saves what the fastest kernel
-    of the device does.
+    of the device does. On the meta device, `nn.RMSNorm` saves what a GPU's kernel does.
 
     Args:
         module: A chain of pieces, as `ppedu.engine.stages.cut` takes it.
@@ -107,8 +108,10 @@ def _saved(stage: nn.Module, x: torch.Tensor, loss_fn: Any) -> tuple[torch.Tenso
     def size() -> int:
         return sum(storage.nbytes() for place, storage in saved.items() if place not in own)
 
-    with without_memory() if x.is_meta else nullcontext():
+    with ExitStack() as contexts:
         if x.is_meta:
+            contexts.enter_context(without_memory())
+            contexts.enter_context(_WholeNorms())
             given = {name: _on_cpu(each) for name, each in given.items()}
         own = {_storage(each) for each in given.values()}
         with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -119,6 +122,23 @@ def _saved(stage: nn.Module, x: torch.Tensor, loss_fn: Any) -> tuple[torch.Tenso
         del result
     output = torch.empty(y.shape, dtype=y.dtype, device="meta") if x.is_meta else y.detach()
     return output, kept, kept - without_loss
+
+
+class _WholeNorms(TorchFunctionMode):
+    """RMSNorm saves its input and a number for each row, as on a GPU; a CPU saves the results of several steps."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.rms_norm:
+            return _WholeNorm.apply(*args, *(kwargs or {}).values())  # type: ignore[no-untyped-call]
+        return function(*args, **(kwargs or {}))
+
+
+class _WholeNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, *others: Any) -> torch.Tensor:
+        rows = x.new_empty(x.shape[:-1], dtype=torch.float32)
+        context.save_for_backward(x, rows)
+        return functional.rms_norm(x, *others)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
