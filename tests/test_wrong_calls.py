@@ -118,7 +118,7 @@ CALLS = {
     "Costs.unit": (lambda unit: str(costs(unit=unit)), "s"),
     "Costs.memory_unit": (lambda unit: str(costs(memory_unit=unit)), "GB"),
     "Costs.links": (lambda links: Costs(links=links), "pair"),
-    "check, links": (lambda links: pp.check(pp.lower(SCHEDULE), links=links), "pair"),
+    "check, transport": (lambda transport: pp.check(pp.lower(SCHEDULE), transport=transport), "pair"),
     "Costs.recompute": (lambda recompute: costs(recompute=recompute), True),
     "simulate, steps": (lambda steps: pp.simulate(SCHEDULE, steps=steps), 2),
     "simulate, barrier": (lambda barrier: pp.simulate(SCHEDULE, steps=2, barrier=barrier).steps, True),

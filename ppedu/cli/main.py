@@ -19,11 +19,11 @@ from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
 from ppedu.cli.verify import peaks, report
 from ppedu.core import PipelineError, Schedule, SettingError, lower, suggest_placement
+from ppedu.core.checking import TRANSPORTS
 from ppedu.core.export import to_torch
 from ppedu.core.files import named
 from ppedu.core.numeric import pretty
 from ppedu.sim import Costs, simulate
-from ppedu.sim.verify import TRANSPORTS
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number, option
 
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("check", _check, of_schedule)
     verified = add("verify", _verify, of_schedule)
     text = "what messages wait for (default: buffered)"
-    verified.add_argument("--transport", choices=[*TRANSPORTS], default="buffered", help=text)
+    verified.add_argument("--transport", choices=TRANSPORTS, default="buffered", help=text)
     text = "the most activations that a rank may hold: a number, or one for each rank, such as 4,3,2,1"
     verified.add_argument("--peak", metavar="NUMBER", type=peaks, help=text)
     text = "an earlier version, a .csv file, than which this one may not need more memory or time"

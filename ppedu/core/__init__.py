@@ -5,18 +5,33 @@ standard library only, so that it loads in milliseconds and runs wherever Python
 placement, dependencies, problems, schedule, checking, lowering, grid, streams.
 """
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, OVERLAP, RECEIVE, SEND, Action, B, F, I, Op, W, overlap
+from ppedu.core.actions import (
+    COMMUNICATION,
+    COMPUTE,
+    OVERLAP,
+    RECEIVE,
+    SEND,
+    TRAFFIC,
+    WAITS,
+    Action,
+    B,
+    F,
+    I,
+    Op,
+    W,
+    overlap,
+)
 from ppedu.core.checking import check
 from ppedu.core.dependencies import Result, produces, replay, requires
 from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
-from ppedu.core.grid import align, strip, table
+from ppedu.core.grid import align, strip, table, without_waits
 from ppedu.core.lowering import label, lower, merge_backward
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule, require_schedule, suggest_placement
 
-__all__ = ["COMMUNICATION", "COMPUTE", "OVERLAP", "RECEIVE", "SEND", "TOWARDS"]
+__all__ = ["COMMUNICATION", "COMPUTE", "OVERLAP", "RECEIVE", "SEND", "TOWARDS", "TRAFFIC", "WAITS"]
 __all__ += ["Action", "B", "CommunicationError", "F", "I", "Op", "ParseError", "PipelineError", "Placement"]
 __all__ += ["Problem", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "W"]
 __all__ += ["align", "check", "label", "lower", "merge_backward", "overlap", "produces", "replay", "require_schedule"]
-__all__ += ["requires", "strip", "suggest_placement", "table"]
+__all__ += ["requires", "strip", "suggest_placement", "table", "without_waits"]

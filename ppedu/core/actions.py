@@ -5,16 +5,20 @@
                           I for the input, W for the weights
     1SEND_F3  2RECV_F3    stage 1 sends the output of its forward of microbatch 3, stage 2 receives it
     3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
+    2WAIT_RECV_F3         stage 2 waits for a message that was posted before: the rank went on after its 2RECV_F3;
+                          WAIT_SEND_F, WAIT_RECV_B and WAIT_SEND_B are the others
+    (1SEND_F3;1RECV_B0)BATCH_P2P          messages that are posted together, none before another
     0UNSHARD  0RESHARD  0REDUCE_GRAD      for sharded weights: gather them, free them, sum gradients
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
 The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
-here.
+here, and so does WAIT_RECV.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from operator import index
 from typing import Any, NamedTuple
@@ -33,6 +37,11 @@ class Op(str, Enum):
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
+    WAIT_SEND_F = "WAIT_SEND_F"
+    WAIT_RECV_F = "WAIT_RECV_F"
+    WAIT_SEND_B = "WAIT_SEND_B"
+    WAIT_RECV_B = "WAIT_RECV_B"
+    BATCH_P2P = "BATCH_P2P"
     UNSHARD = "UNSHARD"
     RESHARD = "RESHARD"
     REDUCE_GRAD = "REDUCE_GRAD"
@@ -48,6 +57,8 @@ COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W})
 SEND = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
 COMMUNICATION = SEND | RECEIVE
+WAITS = {Op(f"WAIT_{op}"): op for op in sorted(COMMUNICATION)}  # from a wait to the message that it waits for
+TRAFFIC = COMMUNICATION | WAITS.keys() | {Op.BATCH_P2P}  # all that only moves messages
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
 
@@ -64,7 +75,7 @@ class Action(NamedTuple):
     """One thing a rank does.
 
     `stage` and `microbatch` count from 0. Sharding actions have no microbatch (-1). An overlapped pair
-    has `parts`, two actions, and neither a stage nor a microbatch of its own (-1).
+    has `parts`, two actions, and neither a stage nor a microbatch of its own (-1). So does a batch of messages.
     """
 
     stage: int
@@ -74,13 +85,13 @@ class Action(NamedTuple):
 
     @property
     def singles(self) -> tuple[Action, ...]:
-        """The parts of an overlapped pair, or the action itself."""
+        """The parts of an overlapped pair or of a batch, or the action itself."""
         return self.parts or (self,)
 
     @property
     def computes(self) -> bool:
         """Whether it is a forward, a backward, half of a backward, or a pair; not a message, not sharding."""
-        return bool(self.parts) or self.op in COMPUTE
+        return self.op in COMPUTE or self.op in OVERLAP
 
     def __str__(self) -> str:
         if self.parts:
@@ -107,10 +118,10 @@ class Action(NamedTuple):
             return cls(int(match["stage"]), Op(match["op"]), int(match["microbatch"]))
         if match := _SHARDING(text):
             return cls(int(match["stage"]), Op(match["op"]))
-        if match := _PAIR(text):
-            pair = cls(-1, Op(match["op"]), -1, (cls.parse(match["first"]), cls.parse(match["second"])))
-            if is_well_formed(pair):
-                return pair
+        if match := _SEVERAL(text):
+            several = cls(-1, Op(match["op"]), -1, tuple(map(cls.parse, match["parts"].split(";"))))
+            if is_well_formed(several):
+                return several
         raise _not_an_action(text)
 
     @classmethod
@@ -147,6 +158,9 @@ def is_well_formed(value: Any) -> bool:
     stage, op, microbatch, parts = value
     if type(op) is not Op or type(stage) is not int or type(microbatch) is not int or type(parts) is not tuple:
         return False
+    if op is Op.BATCH_P2P:
+        fits = stage == -1 and microbatch == -1 and parts
+        return bool(fits) and all(is_well_formed(part) and part.op in COMMUNICATION for part in parts)
     if op in OVERLAP:
         if stage != -1 or microbatch != -1 or len(parts) != 2:
             return False
@@ -160,21 +174,21 @@ def is_well_formed(value: Any) -> bool:
 def _not_an_action(value: Any) -> ParseError:
     return ParseError(
         f"{value!r} is not an action; an action is a stage, an op and a microbatch, such as 2F0 or 1SEND_F3, "
-        "a stage and UNSHARD, RESHARD or REDUCE_GRAD, or a pair of a forward and a backward (B or I), such as "
-        "(0F1;3B0)OVERLAP_F_B or (3B0;0F1)OVERLAP_B_F"
+        "a stage and UNSHARD, RESHARD or REDUCE_GRAD, a pair of a forward and a backward (B or I), such as "
+        "(0F1;3B0)OVERLAP_F_B or (3B0;0F1)OVERLAP_B_F, or a batch of messages, such as (1SEND_F3;1RECV_B0)BATCH_P2P"
     )
 
 
-def _either(ops: frozenset[Op]) -> str:
+def _either(ops: Iterable[Op]) -> str:
     return "|".join(sorted(ops))
 
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _SINGLE = re.compile(
-    f"(?P<stage>{_NUMBER})(?P<op>{_either(COMPUTE | COMMUNICATION)})(?P<microbatch>{_NUMBER})"
+    f"(?P<stage>{_NUMBER})(?P<op>{_either(COMPUTE | COMMUNICATION | WAITS.keys())})(?P<microbatch>{_NUMBER})"
 ).fullmatch
 _SHARDING = re.compile(f"(?P<stage>{_NUMBER})(?P<op>{_either(SHARDING)})").fullmatch
-_PAIR = re.compile(rf"\((?P<first>\w+);(?P<second>\w+)\)(?P<op>{_either(OVERLAP)})", re.ASCII).fullmatch
+_SEVERAL = re.compile(rf"\((?P<parts>\w+(;\w+)*)\)(?P<op>{_either(OVERLAP | {Op.BATCH_P2P})})", re.ASCII).fullmatch
 
 
 def F(stage: int, microbatch: int) -> Action:
@@ -195,6 +209,11 @@ def I(stage: int, microbatch: int) -> Action:  # noqa: E743
 def W(stage: int, microbatch: int) -> Action:
     """Return the half of a backward that computes the gradients of the weights, for which only the optimizer waits."""
     return Action(stage, Op.W, microbatch)
+
+
+def batch(messages: Iterable[Action]) -> Action:
+    """Return the action that posts these SENDs and RECVs together."""
+    return Action(-1, Op.BATCH_P2P, -1, tuple(messages))
 
 
 def overlap(first: Action, second: Action) -> Action:

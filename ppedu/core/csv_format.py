@@ -14,7 +14,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, SHARDING, Action
+from ppedu.core.actions import SHARDING, TRAFFIC, Action
 from ppedu.core.errors import ParseError, PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
@@ -279,7 +279,7 @@ def _actions(row: list[str], line: int, where: str, parse: Callable[[str], Actio
     """Return the actions of a line, without its empty cells."""
     actions, empty = [], False
     for column, cell in enumerate(row, 1):
-        if "WAIT_" in cell:  # from 2.15 on, torch writes when it waits for messages; that changes no result
+        if "WAIT_REDUCE_GRAD" in cell:  # from 2.15 on, torch writes when it waits for gradients; that changes no result
             continue
         if not cell or cell.isspace():
             empty = True
@@ -288,6 +288,6 @@ def _actions(row: list[str], line: int, where: str, parse: Callable[[str], Actio
             actions.append(parse(cell))
         except ParseError as error:
             raise ParseError(f"{where}, line {line}, cell {column}: {error}") from None
-    if empty and any(action.op in COMMUNICATION for action in actions):
+    if empty and any(action.op in TRAFFIC for action in actions):
         raise ParseError(f"{where}, line {line}: a schedule with communication has no empty cells; delete them")
     return actions

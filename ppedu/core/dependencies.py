@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
+from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAITS, Action, Op
 from ppedu.core.placement import TOWARDS, Placement, other_end
 
 # The result of an action: its kind, stage and microbatch.
@@ -18,6 +18,9 @@ from ppedu.core.placement import TOWARDS, Placement, other_end
 # ("B", 2, 0): the gradient of stage 2's input, computed by a full backward or by its first half, I.
 # ("SEND_F", 2, 0), ("RECV_F", 3, 0): that activation has been sent, and has arrived at stage 3's rank.
 # ("POST_F", 3, 0): stage 3's rank has posted the receive.
+#
+# A message may have a WAIT in its order. Then the SEND or RECV only posts it, and the rank goes on; the WAIT ends when
+# the message is done. A SEND without one ends when it is done, and a RECV when its message is there.
 Result = tuple[str, int, int]
 
 
@@ -26,7 +29,7 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
 
     A forward requires the activation of the stage before; a backward its own forward and the gradient of the stage
     after; a weight backward its own input backward; an overlapped pair what its parts require. In a lowered schedule
-    a result of another rank must have been received, and before that sent.
+    a result of another rank must have been received, and before that sent. A wait requires its message to be posted.
     """
     stage, op, microbatch, parts = action
     if parts:
@@ -51,6 +54,11 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
         return ((op[-1], stage, microbatch),)
     if op in RECEIVE:
         return ((f"SEND_{op[-1]}", stage + TOWARDS[op], microbatch),)
+    if op in WAITS:
+        message = awaited(action)
+        if message.op in SEND:
+            return ((message.op.value, stage, microbatch),)
+        return (posting(message), *requires(message, placement))
     return ()
 
 
@@ -64,18 +72,23 @@ def produces(action: Action) -> tuple[Result, ...]:
         return (("F", stage, microbatch),)
     if op in ("B", "I"):
         return (("B", stage, microbatch),)
-    if op in COMMUNICATION:
-        return ((op.value, stage, microbatch),)
+    if op in COMMUNICATION or op in (Op.WAIT_RECV_F, Op.WAIT_RECV_B):
+        return ((WAITS.get(op, op).value, stage, microbatch),)
     return ()
 
 
+def awaited(wait: Action) -> Action:
+    """Return the message that a WAIT waits for: 2RECV_F0 for 2WAIT_RECV_F0."""
+    return Action(wait.stage, WAITS[wait.op], wait.microbatch)
+
+
 def posting(receive: Action) -> Result:
-    """Return the result that a receive produces by being posted. Only sends that are not buffered wait for it."""
+    """Return the result that a receive produces by being posted. Waits, and sends that are not buffered, need it."""
     return f"POST_{receive.op[-1]}", receive.stage, receive.microbatch
 
 
-# The kinds of results, and the actions I and W, in the order of their numbers.
-KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B")
+# The kinds of results, and the other actions, in the order of their numbers.
+KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
@@ -133,6 +146,7 @@ class Numbered:
     def _entries(self, order: Iterable[Action]) -> Iterator[int]:
         """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
+        waits = waited_for(order) if self.lowered else ()
         key: Hashable  # equal for the actions of a block
         for action in order:
             stage, op, microbatch, parts = action
@@ -144,16 +158,21 @@ class Numbered:
                 second_block, second_microbatch = divmod(second_entry, microbatches)
                 key = first_block, second_block, second_microbatch - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
-                key = stage, op, microbatch >= split
+                key = stage, op, microbatch >= split, action in waits
             else:  # sharding, or an action that does not exist
                 key, microbatch = action, 0
             if key not in indexes:
                 indexes[key] = len(self.blocks)
-                self.blocks.append(self._block(action, indexes[key] * microbatches + microbatch))
+                entry = indexes[key] * microbatches + microbatch
+                self.blocks.append(self._block(action, entry, action in waits))
             yield indexes[key] * microbatches + microbatch
 
-    def _block(self, action: Action, entry: int) -> ActionBlock:
-        """Return the block of an action with this entry."""
+    def _block(self, action: Action, entry: int, posted: bool) -> ActionBlock:
+        """Return the block of an action with this entry.
+
+        Args:
+            posted: Whether a wait for this message is in the order.
+        """
         placement = self.placement
 
         def distances(results: Iterable[Result]) -> tuple[int, ...]:
@@ -168,10 +187,20 @@ class Numbered:
         holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
         runner = min(holders)  # the only one, unless the stages of a pair are on two ranks
         needless = any(  # a message between two stages of one rank, or beyond the first or last stage
-            op not in COMPUTE and op not in placement.links[placement.copy(microbatch)][stage]
+            op not in COMPUTE and WAITS.get(op, op) not in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
-        inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
+        wanted, results = requires(action, placement, self.lowered), produces(action)
+        enters: tuple[Result, ...] = ()  # results that exist once a rank is there
+        meets: tuple[Result, ...] = ()  # what it also requires where sends wait for their receives
+        message = awaited(action) if action.op in WAITS else action
+        if action.op in RECEIVE:
+            enters = (posting(action),)
+            if posted:
+                wanted, results = (), enters
+        elif message.op in SEND and not posted and not needless:
+            meets = (posting(other_end(message)),)
+        inputs = [each for each in wanted if self.number(*each) != self.never]
         sources = [placement.rank(stage, microbatch) for _, stage, microbatch in inputs]
         return ActionBlock(
             sample=action,
@@ -179,7 +208,9 @@ class Numbered:
             singles=singles,
             requires=distances(inputs),
             links=tuple(None if source in holders else (source, runner) for source in sources),
-            produces=distances(produces(action)),
+            produces=distances(results),
+            enters=distances(enters),
+            meets=distances(meets),
         )
 
 
@@ -193,6 +224,8 @@ class ActionBlock(NamedTuple):
         requires, produces: The distances from an action's entry to the results that it requires and produces.
         links: For each of `requires`, the rank that produces the result and the rank that runs the action; None if
             they are the same.
+        enters: The distances to the results that exist as soon as a rank is there.
+        meets: The distances to what an action also requires where sends wait for their receives.
     """
 
     sample: Action
@@ -201,6 +234,13 @@ class ActionBlock(NamedTuple):
     requires: tuple[int, ...] = ()
     links: tuple[tuple[int, int] | None, ...] = ()
     produces: tuple[int, ...] = ()
+    enters: tuple[int, ...] = ()
+    meets: tuple[int, ...] = ()
+
+
+def waited_for(order: Iterable[Action]) -> frozenset[Action]:
+    """Return the messages for which an order has a WAIT."""
+    return frozenset(awaited(action) for action in order if action.op in WAITS)
 
 
 @dataclass(frozen=True)
@@ -235,20 +275,16 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     reported in `Replay.blocked`.
 
     Args:
-        rendezvous: A send waits until its peer has reached the receive. A receive waits for its message either way.
+        rendezvous: A send, or the wait for it, ends when its peer has reached the receive. A receive waits for its
+            message either way.
     """
     orders, size = numbered.orders, numbered.microbatches
     required = [block.requires for block in numbered.blocks]
     produced = [block.produces for block in numbered.blocks]
     posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # distances of results that exist once a rank is there
-    if rendezvous:  # a rank that reaches a RECV posts it, and a SEND requires that, too
-        for index, block in enumerate(numbered.blocks):
-            message = block.sample
-            entry = index * size + message.microbatch  # of the sample; the distances are those of the whole block
-            if message.op in RECEIVE:
-                posted[index] = (numbered.number(*posting(message)) - entry,)
-            elif message.op in SEND and block.rank >= 0:
-                required[index] += (numbered.number(*posting(other_end(message))) - entry,)
+    if rendezvous:
+        required = [block.requires + block.meets for block in numbered.blocks]
+        posted = [block.enters for block in numbered.blocks]
     exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []
     entries: list[int] = []

@@ -9,12 +9,14 @@ from ppedu.core.actions import Action, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.schedule import Schedule, require_schedule
 
+ONLY_HERE = (Op.BATCH_P2P, Op.WAIT_RECV_F, Op.WAIT_RECV_B)
+
 
 def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> str:
     """Return the CSV text that `_load_csv` of torch.distributed.pipelining's schedules reads.
 
-    Torch loads a lowered schedule with format="compute_comms", any other with "compute_only". From PyTorch 2.15 on,
-    export the schedule that is not lowered: a lowered one would need actions that wait for sends. Torch does not know
+    Torch loads a lowered schedule with format="compute_comms", any other with "compute_only". From PyTorch 2.15 on, a
+    lowered one needs a WAIT_SEND for each send, or export the schedule that is not lowered. Torch does not know
     OVERLAP_B_F, which becomes its two actions in order. A lowered schedule for training without REDUCE_GRAD gets
     one for each stage, sharded or not, because that is where torch divides gradients by the number of microbatches.
 
@@ -22,7 +24,8 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
         path: Also write the text to this file.
 
     Raises:
-        SettingError: `schedule` is not a Schedule, has no actions, or runs two copies of the model, which torch cannot.
+        SettingError: `schedule` is not a Schedule, has no actions, batches messages or waits for receives, or runs two
+            copies of the model, which torch cannot.
         PipelineError: The file cannot be written.
     """
     require_schedule("to_torch", schedule)
@@ -40,6 +43,11 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
                 theirs.extend(action.parts)
             else:
                 theirs.append(action)
+    if unknown := next((each for order in orders for each in order if each.op in ONLY_HERE), None):
+        raise SettingError(
+            f"torch has no {unknown}; it posts each message alone, and waits for a receive where its result is used: "
+            "export pp.strip(schedule), or pp.lower of that"
+        )
     reduces = any(action.op == Op.REDUCE_GRAD for order in orders for action in order)
     if schedule.lowered and not reduces and not schedule.forward_only:
         for rank, order in enumerate(orders):

@@ -8,7 +8,7 @@ from itertools import chain
 from textwrap import fill
 from typing import Any
 
-from ppedu.core.actions import RECEIVE, Action
+from ppedu.core.actions import RECEIVE, WAITS, Action
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
 
 Grid = tuple[tuple[Action | None, ...], ...]
@@ -95,6 +95,15 @@ def table(schedule: Schedule) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [fill(str(problem), 100, break_on_hyphens=False) for problem in schedule.problems]
     return "\n".join(lines)
+
+
+def without_waits(schedule: Schedule) -> Schedule:
+    """Return the schedule with its messages one by one, and none of its waits.
+
+    `Pipeline` runs it so: it posts a message where the order does, and waits where the message is used.
+    """
+    orders = tuple(tuple(each for each in order if each.op not in WAITS) for order in schedule.one_by_one.orders)
+    return schedule if orders == schedule.orders else replace(schedule, orders=orders)
 
 
 def strip(schedule: Schedule) -> Schedule:

@@ -9,8 +9,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
-from ppedu.core.dependencies import Replay, Result, posting, produces, requires
+from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAITS, Action, Op
+from ppedu.core.dependencies import Replay, Result, awaited, posting, produces, requires, waited_for
 from ppedu.core.placement import TOWARDS, other_end
 from ppedu.core.waiting import cycles
 
@@ -55,10 +55,12 @@ class _Inspection:
     """The search for problems.
 
     Most schedules are legal, and some are large, so the search works on numbers (see `Numbered`). Actions are looked
-    up only to describe a problem.
+    up only to describe a problem. Batches are taken apart; `given` has them, and `at` an index in it.
     """
 
-    def __init__(self, schedule: Schedule, replayed: Replay):
+    def __init__(self, given: Schedule, replayed: Replay):
+        schedule = given.one_by_one
+        self.given, self.positions = given, [given.positions(rank) for rank in range(given.ranks)]
         self.schedule, self.placement, self.numbered = schedule, schedule.placement, schedule.numbered
         self.blocked = replayed.blocked
         self.seen = bytearray(self.numbered.total)  # by number: whether an order contains the action
@@ -78,12 +80,18 @@ class _Inspection:
     @cached_property
     def producers(self) -> dict[Result, Action]:
         """The action that produces each result."""
-        producers = {result: single for single in self.places for result in produces(single)}
+        producers = {result: single for single in self.places if single.op not in WAITS for result in produces(single)}
+        producers |= {result: single for single in self.places if single.op in WAITS for result in produces(single)}
         return producers | {posting(single): single for single in self.places if single.op in RECEIVE}
+
+    def at(self, rank: int, index: int) -> int:
+        """Return the position of an action, or of its batch, in the order that was given."""
+        return self.positions[rank][index]
 
     def problems(self) -> Iterator[Problem]:
         for rank in range(self.schedule.ranks):
             yield from self._misplaced(rank)
+            yield from self._waits(rank)
             yield from self._sharding(rank)
         yield from self._missing()
         yield from self._never_summed()
@@ -99,8 +107,8 @@ class _Inspection:
         Args:
             why: The end of the message, after the action.
         """
-        action = action or self.schedule.orders[rank][index]
-        return Problem(rank, index, action, kind, f"rank {rank}, position {index}: {action}{why}")
+        action, position = action or self.schedule.orders[rank][index], self.at(rank, index)
+        return Problem(rank, position, action, kind, f"rank {rank}, position {position}: {action}{why}")
 
     def _misplaced(self, rank: int) -> Iterator[Problem]:
         """Yield actions that do not exist, belong to another rank, are needless, or are repeated."""
@@ -125,7 +133,7 @@ class _Inspection:
             again: Whether the same action was already seen, on any rank.
         """
         placement, stages, microbatches = self.placement, self.schedule.stages, self.schedule.microbatches
-        stage, op, microbatch, _ = action
+        stage, op, microbatch, _ = awaited(action) if action.op in WAITS else action
         if not 0 <= stage < stages:
             yield "range", f": there is no stage {stage}; the stages are 0 to {stages - 1}"
         elif op in SHARDING:
@@ -143,8 +151,18 @@ class _Inspection:
         elif op in COMMUNICATION and op not in placement.links[placement.copy(microbatch)][stage]:
             yield "message", f": rank {rank} itself holds stage {stage + TOWARDS[op]}; nothing has to be sent"
         elif again:
-            first_rank, position = self.places[action]
-            yield "duplicate", f" has already been run (rank {first_rank}, position {position})"
+            first_rank, index = self.places[action]
+            yield "duplicate", f" has already been run (rank {first_rank}, position {self.at(first_rank, index)})"
+
+    def _waits(self, rank: int) -> Iterator[Problem]:
+        """Yield sends, or receives, without a wait, if the rank waits for some: nothing tells when they are done."""
+        some, all_ = waited_for(self.given.orders[rank]), waited_for(self.schedule.orders[rank])
+        for wait, op in WAITS.items() if some else ():
+            for message in self.schedule.orders[rank]:
+                if message.op is op and message not in all_ and any(each.op[:4] == op[:4] for each in some):
+                    missing, others = message._replace(op=wait), "sends" if op in SEND else "receives"
+                    why = f"rank {rank}: {missing} is never run, and other {others} have theirs"
+                    yield Problem(rank, None, missing, "missing", why)
 
     def _sharding(self, rank: int) -> Iterator[Problem]:
         """Yield uses of sharded weights, and sharding actions that are needless or too early."""
@@ -177,7 +195,7 @@ class _Inspection:
             elif op == Op.REDUCE_GRAD:
                 last = last_use.get(stage, -1)
                 if last > index:
-                    why = f"is too early: {order[last]} comes after it, at position {last}"
+                    why = f"is too early: {order[last]} comes after it, at position {self.at(rank, last)}"
                 elif stage in reduced:
                     why = "is needless: the gradients are summed already"
                 reduced.add(stage)
@@ -274,7 +292,8 @@ class _Inspection:
             if block.sample.op in COMMUNICATION and block.rank >= 0:
                 is_send = block.sample.op in SEND
                 log = (sent if is_send else received)[self.placement.route(block.sample)]
-                (distance,) = block.singles if is_send else block.requires  # a RECV requires its SEND alone
+                stage, op, microbatch, _ = block.sample if is_send else other_end(block.sample)
+                distance = numbered.number(op, stage, microbatch) - (number * size + block.sample.microbatch)
                 log_of_block[number] = log, distance
         for rank, order in enumerate(numbered.orders):
             for index, entry in enumerate(order):
@@ -290,7 +309,7 @@ class _Inspection:
                 if expected != got:
                     why = (
                         f" would get what {numbered.action(got)} sends: messages arrive in the order sent, and that "
-                        f"one is message {count} from rank {source} (position {sends[got]})"
+                        f"one is message {count} from rank {source} (position {self.at(source, sends[got])})"
                     )
                     receive = other_end(numbered.action(expected))
                     yield self._problem(rank, receives[expected], "message", why, receive)
@@ -305,7 +324,8 @@ class _Inspection:
                     producer = self.producers[result]
                     source, at = self.places[producer]
                     if source == rank and at >= index:
-                        where = f"only comes at position {at}" if at > index else "runs at the same time"
+                        later = f"only comes at position {self.at(rank, at)}"
+                        where = later if at > index else "runs at the same time"
                         yield self._problem(rank, index, "order", f" needs {producer}, which {where}")
 
     def _deadlocks(self) -> Iterator[Problem]:
@@ -321,12 +341,12 @@ class _Inspection:
             if len(cycle) > 1:  # a cycle of one is an "order" problem
                 waits = []
                 for member, peer in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-                    index, _ = self.blocked[member]
+                    index = self.at(member, self.blocked[member][0])
                     waits.append(
-                        f"rank {member} waits at position {index} ({self.schedule.orders[member][index]}) "
+                        f"rank {member} waits at position {index} ({self.given.orders[member][index]}) "
                         f"for {producers[member]} of rank {peer}"
                     )
-                index, _ = self.blocked[cycle[0]]
-                action = self.schedule.orders[cycle[0]][index]
-                places = tuple((member, self.blocked[member][0]) for member in cycle)
-                yield Problem(cycle[0], index, action, "deadlock", "deadlock: " + ", ".join(waits), places)
+                places = tuple((member, self.at(member, self.blocked[member][0])) for member in cycle)
+                rank, index = places[0]
+                action = self.given.orders[rank][index]
+                yield Problem(rank, index, action, "deadlock", "deadlock: " + ", ".join(waits), places)

@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 from ppedu.core import hooks
-from ppedu.core.actions import COMMUNICATION, Action, Op, is_well_formed
+from ppedu.core.actions import TRAFFIC, WAITS, Action, Op, is_well_formed
 from ppedu.core.csv_format import csv_text, parse, recognized, text_of
-from ppedu.core.dependencies import Numbered, Replay, replay
+from ppedu.core.dependencies import Numbered, Replay, replay, waited_for
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.garbage import without_gc
@@ -112,15 +112,33 @@ class Schedule:
         """Whether the orders include messages between ranks."""
         for order in self.orders:
             ops = map(attrgetter("op"), order)
-            if not COMMUNICATION.isdisjoint(ops):  # a loop in C, because an order may have a million actions
+            if not TRAFFIC.isdisjoint(ops):  # a loop in C, because an order may have a million actions
                 return True
         return False
 
     @cached_property
+    def one_by_one(self) -> Schedule:
+        """The schedule with the messages of each batch one by one, in its order; itself if there is no batch.
+
+        Posting does not wait, so messages that are posted one after the other, and then waited for, are a batch in all
+        but the communication stream that carries them; see `Streams`. Messages without a WAIT get one:
+        (0SEND_F1;0RECV_B0)BATCH_P2P becomes 0SEND_F1 0RECV_B0 0WAIT_SEND_F1 0WAIT_RECV_B0.
+        """
+        if not any(action.op is Op.BATCH_P2P for order in self.orders for action in order):
+            return self
+        return replace(self, orders=tuple(tuple(action for _, action in _one_by_one(order)) for order in self.orders))
+
+    def positions(self, rank: int) -> Sequence[int]:
+        """Return, for each action of a rank in `one_by_one`, its index or that of its batch in this schedule."""
+        if self.one_by_one is self:
+            return range(len(self.orders[rank]))
+        return [index for index, _ in _one_by_one(self.orders[rank])]
+
+    @cached_property
     @without_gc()
     def numbered(self) -> Numbered:
-        """The orders with a whole number for each action."""
-        return Numbered(self.orders, self.placement, self.microbatches, self.lowered)
+        """The orders of `one_by_one` with a whole number for each action."""
+        return Numbered(self.one_by_one.orders, self.placement, self.microbatches, self.lowered)
 
     @cached_property
     @without_gc()
@@ -241,6 +259,19 @@ class Schedule:
         place, found, orders = parse(text, where, placement or "loop", microbatches)
         schedule = cls(name, place, found, orders, forward_only)
         return schedule if placement else _with_fitting_placement(schedule) or schedule
+
+
+def _one_by_one(order: Sequence[Action]) -> Iterator[tuple[int, Action]]:
+    """Yield the actions of an order, and the messages of its batches with their waits, each with its index."""
+    waits = waited_for(order)
+    wait_of = {message: wait for wait, message in WAITS.items()}
+    for index, action in enumerate(order):
+        for single in action.singles if action.op is Op.BATCH_P2P else (action,):
+            yield index, single
+        if action.op is Op.BATCH_P2P:
+            for message in action.parts:
+                if message not in waits:
+                    yield index, message._replace(op=wait_of[message.op])
 
 
 def _as_tuple(rule: str, values: Any) -> tuple[Any, ...]:

@@ -2,8 +2,8 @@
 
 A rank posts a message when it reaches the SEND or RECV in its order, and continues at once. It has one stream for each
 peer ("pair": `isend` and `irecv`, with one communicator for each pair of ranks) or one for all of them ("rank":
-`batch_isend_irecv` of one message each). A message starts once both ranks have posted it and it is the first in both
-streams. So a receive that is posted early blocks what is posted after it.
+`batch_isend_irecv` with one communicator). A message starts once both ranks have posted it and it is the first in both
+streams, or in the same batch as the first. So a receive that is posted early blocks what is posted after it.
 
 A message occupies both of its streams for its transfer time; its latency later, it has arrived. The order of each
 stream is known from the schedule, so times and deadlocks do not depend on which message the replay starts first.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, SEND, Action
+from ppedu.core.actions import COMMUNICATION, SEND, WAITS, Action
+from ppedu.core.dependencies import awaited
 from ppedu.core.errors import SettingError
 from ppedu.core.placement import other_end
 from ppedu.core.problems import Problem
@@ -55,7 +56,8 @@ class Streams:
         delay: The time from the start of a message to its arrival.
 
     Attributes:
-        starts, ends: `starts[rank][index]` is when an action starts; a SEND and its RECV start with the transfer.
+        starts, ends: `starts[rank][index]` is when an action of `Schedule.one_by_one` starts; a SEND and its RECV start
+            with the transfer.
         stuck: The problems of the ranks that wait for each other: none if every rank gets through its order.
     """
 
@@ -67,17 +69,20 @@ class Streams:
         transfer: Callable[[int, int], Any] = _no_time,
         delay: Callable[[int, int], Any] = _no_time,
     ):
-        self.schedule, self.links, self.numbered = schedule, links, schedule.numbered
+        self.given, self._positions = schedule, [schedule.positions(rank) for rank in range(schedule.ranks)]
+        self.schedule, self.links, self.numbered = schedule.one_by_one, links, schedule.numbered
         self._durations, self._transfer, self._delay = durations, transfer, delay
-        self.starts: list[list[Any]] = [[0] * len(order) for order in schedule.orders]
-        self.ends: list[list[Any]] = [[0] * len(order) for order in schedule.orders]
+        self.starts: list[list[Any]] = [[0] * len(order) for order in self.schedule.orders]
+        self.ends: list[list[Any]] = [[0] * len(order) for order in self.schedule.orders]
         self._reached = [0] * schedule.ranks  # the index of each rank's next action
         self._free: list[Any] = [0] * schedule.ranks  # the time from which a rank is free
         self._exists: list[Any] = [None] * self.numbered.total  # by number: the time from which a result exists
         self._routes: dict[Action, tuple[int, int]] = {}  # by message, its sender and its receiver
         self._posted: defaultdict[Action, dict[int, int]] = defaultdict(dict)  # by message and rank, the index
         self._ready: defaultdict[Action, Any] = defaultdict(int)  # when the later of its ranks has posted a message
-        self._queues: defaultdict[Stream, deque[Action]] = defaultdict(deque)  # the messages that have not started
+        # By stream, the messages that have not started, each with the position of the action that posted it, which is
+        # the same for the messages of a batch.
+        self._queues: defaultdict[Stream, deque[tuple[int, Action]]] = defaultdict(deque)
         self._idle: defaultdict[Stream, Any] = defaultdict(int)  # the time from which a stream carries no message
         awake = deque(range(schedule.ranks))
         while awake:
@@ -94,7 +99,7 @@ class Streams:
             if block.sample.op in COMMUNICATION:
                 yield from self._post(rank, index)
             else:
-                arrivals = [self._exists[entry + distance] for distance in block.requires]
+                arrivals = [self._exists[number] for number in self._wanted(entry)]
                 if None in arrivals:
                     return
                 start = max([self._free[rank], *arrivals])
@@ -112,18 +117,33 @@ class Streams:
         self._routes[message] = self.schedule.placement.route(message)
         self._posted[message][rank] = index
         self._ready[message] = max(self._ready[message], self._free[rank])
-        self._queues[self._stream(message, rank)].append(message)
+        self._queues[self._stream(message, rank)].append((self._positions[rank][index], message))
         candidates = [message]  # a message that starts lets the next ones in its two streams start
         while candidates:
             candidate = candidates.pop()
-            queues = [self._queues[stream] for stream in self._streams(candidate)]
-            # It is first in both of its streams, so both of its ranks have posted it.
-            if all(queue and queue[0] == candidate for queue in queues):
+            streams = self._streams(candidate)
+            # It is among the first in both of its streams, so both of its ranks have posted it.
+            if all(candidate in self._first(stream) for stream in streams):
                 self._start(candidate)
-                for queue in queues:
-                    queue.popleft()
+                for stream in streams:
+                    queue = self._queues[stream]
+                    queue.remove((queue[0][0], candidate))
                 yield self._routes[candidate][1]
-                candidates += [queue[0] for queue in queues if queue]
+                yield self._routes[candidate][0]
+                candidates += [first for stream in streams for first in self._first(stream)]
+
+    def _first(self, stream: Stream) -> list[Action]:
+        """Return the first message that has not started in a stream, and those posted together with it."""
+        queue = self._queues[stream]
+        return [message for _, message in takewhile(lambda each: each[0] == queue[0][0], queue)]
+
+    def _wanted(self, entry: int) -> list[int]:
+        """Return the numbers of the results that an action waits for, or of the message that a WAIT does."""
+        block = self.numbered.blocks[entry // self.numbered.microbatches]
+        if block.sample.op in WAITS:
+            message = awaited(block.sample)
+            return [self.numbered.number(message.op, message.stage, entry % self.numbered.microbatches)]
+        return [entry + distance for distance in block.requires]
 
     def _start(self, message: Action) -> None:
         """Enter the times of a message that both ranks have posted and no other message blocks."""
@@ -134,8 +154,8 @@ class Streams:
             self.starts[rank][index], self.ends[rank][index] = start, end
         for stream in streams:
             self._idle[stream] = end
-        stage, op, microbatch, _ = other_end(message)
-        self._exists[self.numbered.number(op, stage, microbatch)] = start + self._delay(*route)
+        for action, time in ((message, end), (other_end(message), start + self._delay(*route))):
+            self._exists[self.numbered.number(action.op, action.stage, action.microbatch)] = time
 
     def _streams(self, message: Action) -> list[Stream]:
         """Return the two streams that carry a message: the sender's and the receiver's."""
@@ -154,7 +174,7 @@ class Streams:
         for rank, order in enumerate(self.schedule.orders):
             if self._reached[rank] < len(order):
                 waits_for[rank] = [self._awaited(rank)]
-        for message in chain(*self._queues.values()):
+        for _, message in chain(*self._queues.values()):
             waits_for[message] = [self._obstacle(message)]
         for cycle in cycles(waits_for):
             waits = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
@@ -165,48 +185,50 @@ class Streams:
             blocking = [pair for pair in waits if all(isinstance(each, Action) for each in pair)]
             waiter, awaited = blocking[0] if blocking else waits[0]
             rank, index, _ = self._wait(waiter, awaited)
-            action = self.schedule.orders[rank][index]
+            action = self.given.orders[rank][index]
             yield Problem(rank, index, action, "deadlock", f"deadlock: {sentences}", places)
 
     def _awaited(self, rank: int) -> Action:
         """Return the message that a rank waits for."""
-        entry = self.numbered.orders[rank][self._reached[rank]]
-        requires = self.numbered.blocks[entry // self.numbered.microbatches].requires
-        missing = next(entry + distance for distance in requires if self._exists[entry + distance] is None)
-        return other_end(self.numbered.action(missing))
+        wanted = self._wanted(self.numbered.orders[rank][self._reached[rank]])
+        message = self.numbered.action(next(number for number in wanted if self._exists[number] is None))
+        return message if message.op in SEND else other_end(message)
 
     def _obstacle(self, message: Action) -> int | Action:
         """Return the rank that has not posted a message, or else the message that blocks it in a stream."""
         for rank in self._routes[message]:
             if rank not in self._posted[message]:
                 return rank
-        firsts = (self._queues[stream][0] for stream in self._streams(message))
-        return next(first for first in firsts if first != message)
+        firsts = (self._first(stream) for stream in self._streams(message))
+        return next(first[0] for first in firsts if message not in first)
 
     def _wait(self, waiter: int | Action, awaited: int | Action) -> tuple[int, int, str]:
-        """Return a sentence about what waits for what, with the rank and the index of an action in it.
+        """Return a sentence about what waits for what, with the rank and the position of an action in it.
 
         Args:
             waiter: A rank, or a message.
             awaited: A message; or, of a message, the rank that has not posted it.
         """
-        orders = self.schedule.orders
+        orders = self.given.orders
         if isinstance(waiter, int):
             assert isinstance(awaited, Action)
-            index, (sender, _) = self._reached[waiter], self._routes[awaited]
-            waits = f"rank {waiter} waits at position {index} ({orders[waiter][index]})"
-            return waiter, index, f"{waits} for {awaited} of rank {sender}"
+            position, (sender, _) = self._positions[waiter][self._reached[waiter]], self._routes[awaited]
+            waits = f"rank {waiter} waits at position {position} ({orders[waiter][position]})"
+            return waiter, position, f"{waits} for {awaited} of rank {sender}"
         sender, receiver = self._routes[waiter]
         if isinstance(awaited, int):
-            if awaited == receiver:
-                rank, kind, does = sender, "send", "receive"
-            else:
-                rank, kind, does = receiver, "receive", "send"
-            index = self._posted[waiter][rank]
-            return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} waits for rank {awaited} to {does}"
+            rank, does = (sender, "receive") if awaited == receiver else (receiver, "send")
+            position, told = self._position(waiter, rank)
+            return rank, position, f"{told} waits for rank {awaited} to {does}"
         # The awaited message is first in a stream of the waiter's; the action that posted it is to blame.
-        rank = next(rank for rank in (sender, receiver) if self._queues[self._stream(waiter, rank)][0] == awaited)
-        index = self._posted[awaited][rank]
-        blocked = orders[rank][self._posted[waiter][rank]]
-        kind = "send" if rank == self._routes[awaited][0] else "receive"
-        return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} blocks {blocked}, which was posted after it"
+        rank = next(rank for rank in (sender, receiver) if waiter not in self._first(self._stream(waiter, rank)))
+        position, told = self._position(awaited, rank)
+        blocked = orders[rank][self._position(waiter, rank)[0]]
+        return rank, position, f"{told} blocks {blocked}, which was posted after it"
+
+    def _position(self, message: Action, rank: int) -> tuple[int, str]:
+        """Return the position at which a rank posted a message, and what it does there: "rank 1's send 1SEND_B0"."""
+        position = self._positions[rank][self._posted[message][rank]]
+        action = self.given.orders[rank][position]
+        kind = "batch" if action.parts else "send" if rank == self._routes[message][0] else "receive"
+        return position, f"rank {rank}'s {kind} {action}"

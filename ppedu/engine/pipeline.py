@@ -34,6 +34,7 @@ from ppedu.core import (
     lower,
     require_schedule,
     strip,
+    without_waits,
 )
 from ppedu.core.validate import require_instance, require_number
 from ppedu.engine import clock, results
@@ -132,12 +133,13 @@ class Pipeline:
         group = PipelineGroup.of(group)
         if group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
-        if schedule.lowered and (problems := check(schedule, rendezvous=True)):
+        given = without_waits(schedule)
+        if given.lowered and (problems := check(given, transport="rendezvous")):
             raise SettingError(
                 f"{schedule!r} runs on a backend that buffers sends (gloo), but not where a send waits for its receive "
                 f"(NCCL): {problems[0]}; give Pipeline(pp.strip(schedule), …), which places messages of its own"
             )
-        self.schedule, self._given = strip(schedule), schedule
+        self.schedule, self._given = strip(schedule), given
         self.stages = as_stages(stages, local_stages(schedule, group.rank), group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
-from ppedu.core.actions import SHARDING, overlap
+from ppedu.core.actions import SHARDING, WAITS, batch, overlap
 from ppedu.core.schedule import require_schedule
 from ppedu.sim.verify import problems_of
 
@@ -110,12 +110,15 @@ def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]
         singles = []
         for stage, op, microbatch, _ in action.singles:
             here, number = of_stage(stage), -1 if op in SHARDING else of_microbatch(microbatch)
-            if here is None or number is None or (stage, op) in outside:
+            if here is None or number is None or (stage, WAITS.get(op, op)) in outside:
                 continue
             if op in SHARDING and (rank, stage) in lost:
                 continue
             singles.append(Action(here, op, number))
-        yield from [overlap(*singles)] if len(singles) == 2 else singles
+        if action.op is Op.BATCH_P2P:
+            yield from [batch(singles)] if singles else []
+        else:
+            yield from [overlap(*singles)] if len(singles) == 2 else singles
 
     # Most actions are of a microbatch that is left out, and `kept` is slower. The microbatch of pairs and of sharding
     # is -1.

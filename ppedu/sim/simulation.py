@@ -58,6 +58,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
 
 def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
+    schedule = schedule.one_by_one
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     clock = TickClock.of(schedule, costs)
     if costs.links == "free":

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppedu.core import COMMUNICATION, Action, Op, Schedule, SettingError, hooks, require_schedule
+from ppedu.core import TRAFFIC, Action, Op, Schedule, SettingError, hooks, require_schedule
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
 
@@ -158,7 +158,7 @@ class Timeline:
 
     def occupies_rank(self, action: Action) -> bool:
         """Return whether an action's time is its rank's: all actions of a measured run, and no simulated message."""
-        return action.op not in COMMUNICATION or self.source != "simulated"
+        return action.op not in TRAFFIC or self.source != "simulated"
 
     @property
     def idle(self) -> tuple[Any, ...]:

@@ -6,20 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ppedu.core import Schedule, SettingError, check, lower, strip, suggest_placement
+from ppedu.core.checking import TRANSPORTS
 from ppedu.core.numeric import Number, pretty
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import require_schedule
 from ppedu.core.validate import require_number, require_one_of
 from ppedu.sim.simulation import simulate
 from ppedu.sim.timeline import Timeline
-
-# How messages block their ranks and each other, as arguments of `check`.
-TRANSPORTS: dict[str, dict[str, Any]] = {
-    "buffered": {},
-    "rendezvous": {"rendezvous": True},
-    "pair": {"links": "pair"},
-    "rank": {"links": "rank"},
-}
 
 
 class Rejection(NamedTuple):
@@ -44,10 +37,7 @@ def verify(
     """Return the reasons to reject a schedule; an empty list says that it may run.
 
     Args:
-        transport: "buffered": a send ends at once. "rendezvous": it waits until its peer has reached the receive.
-            "pair", "rank": messages are carried one by one, in the order in which a rank reaches them, by one stream
-            for each peer or one for all peers, as with `Costs(links=…)`. A schedule without messages gets those of
-            `lower`.
+        transport: What blocks what, as in `check`. A schedule without messages gets those of `lower`.
         peak: The most activations that a rank may hold, as in `Timeline.peak_activations`: a number, or a list with one
             for each rank.
         baseline: An earlier version for as many ranks, stages and microbatches. No rank may hold more activations than
@@ -79,7 +69,7 @@ def problems_of(schedule: Schedule, transport: str) -> tuple[Schedule, Sequence[
     if problems or transport == "buffered":
         return schedule, problems
     lowered = schedule if schedule.lowered else lower(strip(schedule))
-    return lowered, check(lowered, **TRANSPORTS[transport])
+    return lowered, check(lowered, transport=transport)
 
 
 def _limits(schedule: Schedule, peak: Any) -> list[Number]:

@@ -49,7 +49,8 @@ def ends(action, placement):
 
 
 def is_lowered(schedule):
-    return any(action.op in MESSAGES for order in schedule.orders for action in order)
+    every = (action for order in schedule.orders for action in order)
+    return any(single.op in MESSAGES or is_wait(single) for action in every for single in action.singles)
 
 
 def wanted_messages(schedule, rank):
@@ -69,7 +70,8 @@ def wanted_messages(schedule, rank):
 def incomplete(schedule, rank):
     """Return whether the rank lacks a required action or runs another one."""
     order = schedule.orders[rank]
-    left = Counter(single for action in order for single in action.singles if single.op not in SHARDING)
+    singles = [single for action in order for single in action.singles if not is_wait(single)]
+    left = Counter(single for single in singles if single.op not in SHARDING)
     if is_lowered(schedule):
         left.subtract(wanted_messages(schedule, rank))
     for m in range(schedule.microbatches):
@@ -95,7 +97,7 @@ def sharded_wrongly(schedule, rank):
                 return True
             else:
                 gathered ^= {action.stage}
-        elif action.op not in MESSAGES:
+        elif action.op not in MESSAGES and action.op != "BATCH_P2P" and not is_wait(action):
             stages = {single.stage for single in action.singles}
             if stages & summed or (guarded and stages - gathered):
                 return True
@@ -115,19 +117,51 @@ def some_summed(schedule, judged):
 def legal(schedule, ranks=None, rendezvous=False):
     """Return whether `ppedu.check` should find no problems."""
     judged = range(schedule.ranks) if ranks is None else ranks
-    if any(incomplete(schedule, rank) or sharded_wrongly(schedule, rank) for rank in judged):
+    if any(wrong(schedule, rank) for wrong in (incomplete, sharded_wrongly, waits_wrongly) for rank in judged):
         return False
     if some_summed(schedule, judged):
         return False
     return plays(schedule, judged, rendezvous)
 
 
+def waits_wrongly(schedule, rank):
+    """Return whether the rank waits twice for a message, for another rank's, or for some of its sends and not all."""
+    order = schedule.orders[rank]
+    waits = Counter(unwaited(action) for action in order if is_wait(action))
+    alone = Counter(action for action in order if action.op in MESSAGES)
+    batches = [action.parts for action in order if action.op == "BATCH_P2P"]
+    posted = alone + Counter(part for parts in batches for part in parts)
+    if any(count > 1 or message not in posted for message, count in waits.items()):
+        return True
+    for kind in ("SEND", "RECV"):
+        own = {message for message in alone if message.op.startswith(kind)}
+        given = {message for message in waits if message.op.startswith(kind)}
+        if given and not own <= given:
+            return True
+    return False
+
+
+def is_wait(action):
+    return action.op.startswith("WAIT_")
+
+
+def unwaited(action):
+    """Return the message that a WAIT waits for."""
+    return action._replace(op=Op(action.op.removeprefix("WAIT_")))
+
+
 def plays(schedule, judged, rendezvous):
-    """Return whether all judged ranks finish, and each receive gets the value that it names."""
+    """Return whether all judged ranks finish, and each receive gets the value that it names.
+
+    A message has two ends, which its ranks post: the first end that is posted from one rank to another meets the first
+    that is posted for it there, and so on. A rank stands at an action until its ends have met what they wait for.
+    """
     lowered = is_lowered(schedule)
     left = {rank: list(schedule.orders[rank]) for rank in judged}
     here = {rank: set() for rank in judged}
-    queues = defaultdict(list)
+    waited = {rank: {unwaited(action) for action in left[rank] if is_wait(action)} for rank in judged}
+    posted = {rank: set() for rank in judged}
+    ends_of = {way: defaultdict(list) for way in ("SEND", "RECV")}  # by source and target, the values in order
 
     def there(value, rank):
         what, stage, m = value
@@ -136,27 +170,43 @@ def plays(schedule, judged, rendezvous):
             return value in here[rank]
         return maker not in here or value in here[maker]
 
+    def post(rank, action):
+        """Enter an end of a message, once; return False if what it sends does not exist."""
+        value, route = message(action)[0], ends(action, schedule.placement)
+        if action.op.startswith("SEND") and value not in here[rank]:
+            return False
+        if action not in posted[rank]:
+            posted[rank].add(action)
+            ends_of[action.op[:4]][route].append(value)
+        return True
+
+    def is_done(rank, action):
+        """Return whether an end that was posted is done: whether it has met the other end, if that matters."""
+        source, target = route = ends(action, schedule.placement)
+        receives = action.op.startswith("RECV")
+        if (source if receives else target) in left and (receives or rendezvous):
+            own, other = ("RECV", "SEND") if receives else ("SEND", "RECV")
+            number = ends_of[own][route].index(message(action)[0])
+            if number >= len(ends_of[other][route]):
+                return False
+            if ends_of[other][route][number] != message(action)[0]:
+                raise _WrongMessageError
+        if receives:
+            here[rank].add(message(action)[0])
+        return True
+
     def step(rank):
         action = left[rank][0]
         if action.op in SHARDING:
             pass
-        elif action.op in MESSAGES:
-            value = message(action)[0]
-            source, target = ends(action, schedule.placement)
-            if action.op in ("RECV_F", "RECV_B"):
-                if source in left:
-                    if not queues[source, rank]:
-                        return False
-                    if queues[source, rank].pop(0) != value:
-                        raise _WrongMessageError
-                here[rank].add(value)
-            else:
-                if value not in here[rank]:
-                    return False
-                if target in left:
-                    if rendezvous and not waits_for(target, rank):
-                        return False
-                    queues[rank, target].append(value)
+        elif action.op in MESSAGES or action.op == "BATCH_P2P":
+            if not all([post(rank, each) for each in action.singles]):
+                return False
+            if not all([is_done(rank, each) for each in action.singles if each not in waited[rank]]):
+                return False
+        elif is_wait(action):
+            if unwaited(action) not in posted[rank] or not is_done(rank, unwaited(action)):
+                return False
         else:
             if not all(there(value, rank) for single in action.singles for value in needs(single, schedule.stages)):
                 return False
@@ -164,18 +214,21 @@ def plays(schedule, judged, rendezvous):
         del left[rank][0]
         return True
 
-    def waits_for(target, source):
-        """Return whether the target has reached the receive of the source's next message."""
-        if queues[source, target] or not left[target] or left[target][0].op not in ("RECV_F", "RECV_B"):
-            return False
-        return ends(left[target][0], schedule.placement)[0] == source
-
     try:
-        while any(step(rank) for rank in judged if left[rank]):
-            pass
+        moved = True
+        while moved:
+            before = sum(map(len, left.values())), sum(map(len, posted.values()))
+            for rank in judged:
+                while left[rank] and step(rank):
+                    pass
+            moved = before != (sum(map(len, left.values())), sum(map(len, posted.values())))
     except _WrongMessageError:
         return False
-    return not any(left.values())
+    return not any(left.values()) and all(
+        ends_of["SEND"][route] == ends_of["RECV"][route]
+        for route in {*ends_of["SEND"], *ends_of["RECV"]}
+        if set(route) <= left.keys()
+    )
 
 
 class _WrongMessageError(Exception):
@@ -328,6 +381,39 @@ def shard(random, order):
     return out
 
 
+def loosen(random, schedule):
+    """Return a lowered schedule with some neighbouring messages in batches, and some or all messages waited for later.
+
+    It is legal if the schedule was, except that a rank may wait for a message after it has used it.
+    """
+    orders = []
+    for order in schedule.orders:
+        waits = [kind for kind in ("SEND", "RECV") if random.random() < 0.5]
+        share, careless, loose = random.choice([0, 0.5, 1]), random.random() < 0.1, []
+        for action in order:  # batches
+            together = loose and action.op in MESSAGES and (loose[-1].op in MESSAGES or loose[-1].op == "BATCH_P2P")
+            if together and random.random() < share:
+                loose[-1] = Action(-1, Op.BATCH_P2P, -1, (*loose[-1].singles, action))
+            else:
+                loose.append(action)
+        for action in [each for each in order if each.op in MESSAGES and each.op[:4] in waits]:
+            first = next(index for index, each in enumerate(loose) if action in each.singles) + 1
+            value, last = message(action)[0], len(loose)
+            if action.op.startswith("RECV") and not careless:
+                users = (
+                    index
+                    for index, each in enumerate(loose)
+                    for single in each.singles
+                    if single.op in COMPUTE and value in needs(single, schedule.stages)
+                )
+                last = next(users, last)
+            loose.insert(random.randint(min(first, last), last), action._replace(op=Op(f"WAIT_{action.op}")))
+        orders.append(loose)
+    return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
+
+
+WAITS = tuple(f"WAIT_{op}" for op in MESSAGES)
+LOOSE = ("unwait", "hurry wait", "part")  # mutations for orders with waits and batches
 MUTATIONS = (
     *("drop", "double", "swap", "neighbours", "move", "receives", "sends", "renumber", "restage", "delay", "hurry"),
     *("fuse", "unfuse", "split", "insert", "flip"),
@@ -388,6 +474,16 @@ def _change(random, schedule, orders, mutation):
         shift(("SEND_F", "SEND_B"), lambda spot: random.randint(spot, len(order) - 1))
     elif mutation == "hurry":
         shift(("RECV_F", "RECV_B"), lambda spot: random.randint(0, spot))
+    elif mutation == "unwait":
+        if spots := places(*WAITS):
+            del order[random.choice(spots)]
+    elif mutation == "hurry wait":
+        shift(WAITS, lambda spot: random.randint(0, spot))
+    elif mutation == "part":
+        if spots := places("BATCH_P2P"):
+            spot = random.choice(spots)
+            parts = random.sample(order[spot].parts, len(order[spot].parts))
+            order[spot : spot + 1] = parts if random.random() < 0.5 else [order[spot]._replace(parts=tuple(parts))]
     elif mutation == "fuse" and index + 1 < len(order) and paired(action, order[index + 1]):
         order[index : index + 2] = [paired(action, order[index + 1])]
     elif mutation == "unfuse":
@@ -398,6 +494,6 @@ def _change(random, schedule, orders, mutation):
         stage, m = random.randrange(schedule.stages), random.randrange(schedule.microbatches)
         op = random.choice([Op(op) for op in (*COMPUTE, *MESSAGES, *SHARDING)])
         order.insert(random.randint(0, len(order)), Action(stage, op, -1 if op in SHARDING else m))
-    elif mutation == "flip" and not action.parts:
+    elif mutation == "flip" and not action.parts and not is_wait(action):
         ops = next(ops for ops in (COMPUTE, MESSAGES, SHARDING) if action.op in ops)
         order[index] = action._replace(op=Op(random.choice(ops)))

@@ -25,7 +25,7 @@ def test_the_forwards_of_a_schedule_are_legal_without_backwards(forwards):
 
 def test_messages_of_a_forward_only_schedule_are_activations(forwards):
     lowered = pp.lower(forwards)
-    assert lowered.forward_only and not pp.check(lowered, rendezvous=True)
+    assert lowered.forward_only and not pp.check(lowered, transport="rendezvous")
     assert {action.op for order in lowered.orders for action in order} == {"F", "SEND_F", "RECV_F"}
     if forwards.placement.copies == 1:
         assert "REDUCE_GRAD" not in pp.export.to_torch(lowered)

@@ -44,10 +44,14 @@ def ways(schedule):
         yield lower(schedule, receive, **options)
 
 
+TRANSPORT = ("buffered", "rendezvous")
+
+
 def agree(schedule, **how):
     """Assert that `check` and the judge agree about the schedule, and return whether it is legal."""
     legal = judge.legal(schedule, **how)
-    assert (check(schedule, **how) == []) == legal, f"{schedule.placement} {how}\n{schedule.to_csv()}"
+    found = check(schedule, transport=TRANSPORT[how.get("rendezvous", False)])
+    assert (found == []) == legal, f"{schedule.placement} {how}\n{schedule.to_csv()}"
     return legal
 
 
@@ -93,13 +97,24 @@ def test_the_judge_agrees_about_mutated_schedules_of_the_zoo(schedule, random):
         agree(judge.mutate(random, each), rendezvous=random.random() < 0.5)
 
 
+@pytest.mark.parametrize("kind", ["buffered", "together"])
+@given(randoms)
+@often(1000)
+def test_the_judge_agrees_about_waits_and_batches(kind, random):
+    schedule = judge.loosen(random, judge.draw(random, **KINDS[kind]))
+    mutations = random.choice([judge.LOOSE, judge.MUTATIONS])
+    for each in [schedule, *(judge.mutate(random, schedule, mutations) for _ in range(3))]:
+        event("legal" if agree(each) else "illegal")
+        agree(each, rendezvous=True)
+
+
 @given(randoms)
 @often(80)
 def test_a_problem_gives_its_place_and_its_sentence_names_it(random):
     schedule = judge.mutate(random, judge.draw(random, **random.choice([*KINDS.values()])))
-    for problem in check(schedule, rendezvous=random.random() < 0.5):
+    for problem in check(schedule, transport=random.choice(TRANSPORT)):
         if problem.index is None:
-            assert problem.message == f"rank {problem.rank}: {problem.action} is never run"
+            assert problem.message.startswith(f"rank {problem.rank}: {problem.action} is never run")
         else:
             there = schedule.orders[problem.rank][problem.index]
             assert problem.action == there or problem.action in there.parts
@@ -161,7 +176,7 @@ def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffere
         microbatches=2,
     )
     assert check(schedule) == []
-    assert [str(problem) for problem in check(schedule, rendezvous=True)] == [
+    assert [str(problem) for problem in check(schedule, transport="rendezvous")] == [
         "deadlock: rank 0 waits at position 3 (0SEND_F1) for 1RECV_F1 of rank 1, "
         "rank 1 waits at position 3 (1SEND_B0) for 0RECV_B0 of rank 0"
     ]
@@ -210,7 +225,7 @@ def test_a_lowered_schedule_is_legal_and_computes_the_same():
         for lowered in ways(schedule):
             for rendezvous in (False, True):
                 assert judge.legal(lowered, rendezvous=rendezvous)
-                assert check(lowered, rendezvous=rendezvous) == []
+                assert check(lowered, transport=TRANSPORT[rendezvous]) == []
             assert strip(lowered) == schedule
             assert with_orders(lowered, schedule.orders) == schedule
 
@@ -222,7 +237,7 @@ def test_a_lowered_random_schedule_is_legal_and_computes_the_same(random):
     for lowered in ways(schedule):
         for rendezvous in (False, True):
             assert judge.legal(lowered, rendezvous=rendezvous), schedule.to_csv()
-            assert check(lowered, rendezvous=rendezvous) == []
+            assert check(lowered, transport=TRANSPORT[rendezvous]) == []
         assert strip(lowered) == schedule
 
 
@@ -518,7 +533,7 @@ def test_schedules_lowered_by_torch_are_legal(runtime, tmp_path):
             assert bare.orders == strip(lowered).orders == in_torch_words(schedule).orders
             for rendezvous in (False, True):
                 agree(lowered, rendezvous=rendezvous)
-                assert late or check(lowered, rendezvous=rendezvous) == []
+                assert late or check(lowered, transport=TRANSPORT[rendezvous]) == []
 
 
 def test_weights_are_gathered_and_freed_where_torch_gathers_and_frees_them(torchs):
@@ -549,12 +564,12 @@ def test_the_grid_of_looped_bfs_is_torchs_idle_steps_and_all(torchs, ranks, chun
         assert ours == theirs + [None] * (len(ours) - len(theirs))
 
 
-@pytest.mark.parametrize("options", [{"rendezvous": True}, {"links": "pair"}, {"links": "rank"}])
-def test_a_deadlock_names_the_places_that_wait(options):
+@pytest.mark.parametrize("transport", ["rendezvous", "pair", "rank"])
+def test_a_deadlock_names_the_places_that_wait(transport):
     schedule = read(
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
         microbatches=2,
     )
-    [problem] = check(schedule, **options)
+    [problem] = check(schedule, transport=transport)
     assert [str(schedule.orders[rank][index]) for rank, index in problem.cycle] == ["0SEND_F1", "1SEND_B0"]

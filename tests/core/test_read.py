@@ -137,7 +137,7 @@ def test_deepspeeds_instructions_are_actions():
     assert " ".join(map(str, found.orders[0])) == (
         "0F0 0SEND_F0 0F1 0RECV_B0 0SEND_F1 0B0 0F2 0RECV_B1 0SEND_F2 0B1 0RECV_B2 0B2 0REDUCE_GRAD"
     )
-    assert pp.check(found) == pp.check(found, rendezvous=True) == []
+    assert pp.check(found) == pp.check(found, transport="rendezvous") == []
     assert strip(found).orders == pp.schedule("1f1b", 2, 3).orders
     lines = DEEPSPEED.strip().splitlines()
     assert same(Schedule.read(f"[{', '.join(lines)}]"), found)
@@ -181,7 +181,7 @@ def test_deepspeeds_schedules_of_all_sizes_are_legal():
     for ranks in range(1, 9):
         for microbatches in range(1, 9):
             found = Schedule.read([theirs.TrainSchedule(microbatches, ranks, rank) for rank in range(ranks)])
-            assert pp.check(found) == pp.check(found, rendezvous=True) == []
+            assert pp.check(found) == pp.check(found, transport="rendezvous") == []
             assert strip(found).orders == pp.schedule("1f1b", ranks, microbatches).orders
             batch = 2 * ranks + microbatches - 1
             found = Schedule.read([theirs.DualPipeVSchedule(batch, ranks, rank) for rank in range(ranks)])

@@ -119,7 +119,7 @@ def test_a_case_shows_as_much_as_its_diagnosis_needs(name):
     case = Case(seed_of(name))
     where = case._where
     if case.hangs:
-        assert pp.check(case.schedule, rendezvous=True) and "never finishes" in str(case)
+        assert pp.check(case.schedule, transport="rendezvous") and "never finishes" in str(case)
         with pytest.raises(pp.SettingError, match="this job hangs"):
             _ = case.run
         return

@@ -300,7 +300,7 @@ for r, order in enumerate(pp.lower(schedule, fsdp=True).orders):  # each receive
         receive = pp.Action(action.stage, Op("RECV_" + action.op), action.microbatch) if action.computes else None
         orders[r] += ([receive] if receive in received else []) + ([] if action in received else [action])
 own = pp.Schedule("own", schedule.placement, 8, tuple(map(tuple, orders)))
-assert pp.check(own) == [] != pp.check(own, rendezvous=True)
+assert pp.check(own) == [] != pp.check(own, transport="rendezvous")
 assert "give Pipeline(pp.strip(schedule), …)" in outcome(lambda: make(own))
 pipeline = make(pp.strip(own))
 model = [layer(stage) for stage in range(schedule.stages)]

@@ -129,7 +129,7 @@ def require_true(sentence, schedule, links):
 def test_the_queues_give_the_same_times_and_the_same_deadlocks(chance, links):
     schedule, costs, arguments = draw(chance, together=chance.random() < 0.5)
     expected = play(*arguments, links)
-    problems = pp.check(schedule, links=links)
+    problems = pp.check(schedule, transport=links)
     assert bool(problems) == (expected is None)
     if expected is None:
         assert {problem.kind for problem in problems} == {"deadlock"}
@@ -154,7 +154,7 @@ def test_links_that_are_used_in_turn_are_never_faster(chance):
     makespans = [
         simulate(schedule, Costs(**costs, links=links)).makespan
         for links in ("free", "pair", "rank")
-        if links == "free" or not pp.check(schedule, links=links)
+        if links == "free" or not pp.check(schedule, transport=links)
     ]
     assert makespans == sorted(makespans)
 
@@ -175,7 +175,7 @@ def test_a_free_transfer_is_latency(chance, lowered):
 @pytest.mark.parametrize("links", ["pair", "rank"])
 def test_lowered_schedules_of_the_zoo_never_get_stuck(name, receive, links):
     lowered = pp.lower(pp.schedule(name, 4, 8), receive=receive)
-    assert pp.check(lowered, links=links) == []
+    assert pp.check(lowered, transport=links) == []
     timeline = simulate(lowered, Costs(transfer=1, latency=1, links=links))
     compute = simulate(pp.schedule(name, 4, 8), Costs(latency=2))
     assert timeline.busy == compute.busy and timeline.makespan >= compute.makespan
@@ -238,7 +238,7 @@ def test_a_message_whose_link_becomes_free_when_it_is_posted_has_not_waited():
 @often(150)
 def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(chance, links):
     schedule, costs, _ = draw(chance, together=chance.random() < 0.5, most_microbatches=5)
-    if pp.check(schedule, links=links):
+    if pp.check(schedule, transport=links):
         return
     timeline = simulate(schedule, Costs(**costs, links=links))
     path = timeline.critical_path()
@@ -281,7 +281,7 @@ def test_two_ranks_that_send_before_they_receive_block_each_other():
     )
     assert pp.check(schedule) == []
     for links in ("pair", "rank"):
-        (problem,) = pp.check(schedule, links=links)
+        (problem,) = pp.check(schedule, transport=links)
         clauses = [
             "rank 0's send 0SEND_F1 blocks 0RECV_B0, which was posted after it",
             "rank 1's send 1SEND_B0 blocks 1RECV_F1, which was posted after it",
@@ -298,11 +298,11 @@ def test_two_ranks_that_send_before_they_receive_block_each_other():
 def test_links_need_messages():
     schedule = pp.schedule("1f1b", 4, 8)
     says = "links='pair' is for schedules with messages, and 1f1b is not lowered; take lower(schedule)"
-    for call in (lambda: simulate(schedule, Costs(links="pair")), lambda: pp.check(schedule, links="pair")):
+    for call in (lambda: simulate(schedule, Costs(links="pair")), lambda: pp.check(schedule, transport="pair")):
         with pytest.raises(SettingError, match=re.escape(says)):
             call()
     alone = pp.schedule("1f1b", 1, 2)
-    assert simulate(alone, Costs(links="rank")).rows == simulate(alone).rows and pp.check(alone, links="rank") == []
+    assert simulate(alone, Costs(links="rank")).rows == simulate(alone).rows and pp.check(alone, transport="rank") == []
 
 
 def test_wrong_links_are_refused():
@@ -311,12 +311,12 @@ def test_wrong_links_are_refused():
         with pytest.raises(SettingError, match='links must be "free", "pair" or "rank"; got '):
             Costs(links=value)
     for value in ("free", 1, ["pair"]):
-        with pytest.raises(SettingError, match='links must be "pair" or "rank"; got '):
-            pp.check(lowered, links=value)
+        with pytest.raises(SettingError, match=r"transport must be one of .*; got "):
+            pp.check(lowered, transport=value)
     with pytest.raises(SettingError, match="the transfer has no entry for the link from rank 0 to rank 1"):
         simulate(lowered, Costs(transfer={(1, 0): 1}, links="pair"))
     illegal = with_orders(lowered, [lowered.orders[0][1:], lowered.orders[1]])
-    assert pp.check(illegal, links="pair") == pp.check(illegal) != []
+    assert pp.check(illegal, transport="pair") == pp.check(illegal) != []
 
 
 def test_what_has_no_links_refuses_them():
@@ -387,6 +387,6 @@ def test_the_stall_of_warm_up_receives_that_are_posted_early():
     receives = [word for word in warm_up if word.startswith("8RECV")]
     order = [word for word in warm_up if word not in receives] + receives + first.split()[len(warm_up) :]
     alone = with_orders(early, [[Action.parse(word) for word in order], *early.orders[1:]])
-    assert pp.check(alone) == [] == pp.check(alone, links="pair")
-    (problem,) = pp.check(alone, links="rank")
+    assert pp.check(alone) == [] == pp.check(alone, transport="pair")
+    (problem,) = pp.check(alone, transport="rank")
     assert "rank 0's send 0SEND_F7 blocks 8RECV_F0, which was posted after it" in problem.message

@@ -7,7 +7,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.cli.main import main
-from ppedu.sim.verify import TRANSPORTS
+from ppedu.core.checking import TRANSPORTS
 
 SIZES = [("1f1b", 4, 6), ("gpipe", 3, 5), ("interleaved", 2, 4), ("zb-h1", 4, 5), ("zb-v", 3, 6), ("dualpipe", 4, 8)]
 
@@ -27,7 +27,7 @@ def damaged(name, ranks, microbatches, seed, transport):
 
 
 def kinds(schedule, transport):
-    problems = pp.check(schedule) or pp.check(schedule, **TRANSPORTS[transport])
+    problems = pp.check(schedule) or pp.check(schedule, transport=transport)
     return [problem.kind for problem in problems]
 
 

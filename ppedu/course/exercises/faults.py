@@ -191,7 +191,7 @@ def _plant_messages(random: Random) -> Planted:
         (replace(job, schedule=crossed), link)
         for link in pairwise(range(RANKS))
         for crossed in _crossed(sound, link)
-        if not check(crossed) and check(crossed, rendezvous=True)
+        if not check(crossed) and check(crossed, transport="rendezvous")
     ]
     return random.choice(found)
 

@@ -31,7 +31,7 @@ EXERCISES = {
             "Lay a recorded step over the plan: `case.run.timeline(replica=1).show(case.plan)`. Is one box longer, one "
             "row, one column, one gap, or is it just as planned? If it is as planned, the plan is the fault.",
             "`case.run.autopsy()` names a rank, a stage or a microbatch; `case.run.costs().latency` has a time "
-            "for each link; `pp.check(case.schedule, rendezvous=True)` lets sends wait; `case.parity` has a row "
+            "for each link; `pp.check(case.schedule, transport='rendezvous')` lets sends wait; `case.parity` has a row "
             "for each rank.",
         ),
     ),

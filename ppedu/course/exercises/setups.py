@@ -75,7 +75,9 @@ class Setup:
     @cached_property
     def crossed(self) -> list[Any]:
         """The problems with sends that wait for their receives."""
-        return check(self.schedule, rendezvous=True) if self.schedule.lowered and not self.schedule.problems else []
+        return (
+            check(self.schedule, transport="rendezvous") if self.schedule.lowered and not self.schedule.problems else []
+        )
 
     def costs(self, replica: int = 0, random: Random | None = None) -> Costs:
         """Return the costs of one step of a replica; `random` lets them vary."""
