@@ -14,7 +14,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.actions import SHARDING, TRAFFIC, Action
+from ppedu.core.actions import SHARDING, TRAFFIC, Action, Op
 from ppedu.core.errors import ParseError, PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
@@ -122,7 +122,7 @@ def _deepspeed(rank: int, ranks: int, text: str, queues: bool) -> Iterator[str]:
     that of the last forward. So a microbatch that is overwritten too early is lost.
 
     Args:
-        queues: Whether CommitP2P starts the messages before it together: here, its sends come first.
+        queues: Whether CommitP2P starts the messages before it together.
 
     Raises:
         ParseError: An instruction is unknown, or its buffer is empty.
@@ -142,7 +142,8 @@ def _deepspeed(rank: int, ranks: int, text: str, queues: bool) -> Iterator[str]:
         if name == "ReduceGrads":
             yield from (f"{each}REDUCE_GRAD" for each in sorted(counts))
         elif name == "CommitP2P":
-            yield from sorted(queued, key=lambda action: "RECV" in action)
+            if queued:
+                yield f"({';'.join(queued)}){Op.BATCH_P2P}"
             queued.clear()
         elif buffer is None or (name not in DEEPSPEEDS and name != "LoadMicroBatch"):
             raise ParseError(f"rank {rank}: {found} is not an instruction of DeepSpeed's that ppedu knows")

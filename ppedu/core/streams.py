@@ -5,7 +5,8 @@ peer ("pair": `isend` and `irecv`, with one communicator for each pair of ranks)
 `batch_isend_irecv` with one communicator). A message starts once both ranks have posted it and it is the first in both
 streams, or in the same batch as the first. So a receive that is posted early blocks what is posted after it.
 
-A message occupies both of its streams for its transfer time; its latency later, it has arrived. The order of each
+A message occupies both of its streams for its transfer time; its latency later, it has arrived. The messages of a batch
+travel side by side, and the stream carries on when the last of them has been transferred. The order of each
 stream is known from the schedule, so times and deadlocks do not depend on which message the replay starts first.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any
 
 from ppedu.core.actions import COMMUNICATION, SEND, WAITS, Action
@@ -80,10 +81,11 @@ class Streams:
         self._routes: dict[Action, tuple[int, int]] = {}  # by message, its sender and its receiver
         self._posted: defaultdict[Action, dict[int, int]] = defaultdict(dict)  # by message and rank, the index
         self._ready: defaultdict[Action, Any] = defaultdict(int)  # when the later of its ranks has posted a message
-        # By stream, the messages that have not started, each with the position of the action that posted it, which is
-        # the same for the messages of a batch.
-        self._queues: defaultdict[Stream, deque[tuple[int, Action]]] = defaultdict(deque)
-        self._idle: defaultdict[Stream, Any] = defaultdict(int)  # the time from which a stream carries no message
+        # By stream, the messages that have not started, those of a batch together; the time from which the stream can
+        # carry the first of these; and that from which it carries nothing.
+        self._queues: defaultdict[Stream, deque[list[Action]]] = defaultdict(deque)
+        self._idle: defaultdict[Stream, Any] = defaultdict(int)
+        self._busy: defaultdict[Stream, Any] = defaultdict(int)
         awake = deque(range(schedule.ranks))
         while awake:
             awake.extend(self._advance(awake.popleft()))
@@ -97,7 +99,9 @@ class Streams:
             entry = order[index]
             block = self.numbered.blocks[entry // self.numbered.microbatches]
             if block.sample.op in COMMUNICATION:
-                yield from self._post(rank, index)
+                together = self._together(rank, index)
+                yield from self._post(rank, together)
+                self._reached[rank] += len(together)
             else:
                 arrivals = [self._exists[number] for number in self._wanted(entry)]
                 if None in arrivals:
@@ -108,17 +112,26 @@ class Streams:
                 self._free[rank] = end
                 for distance in block.produces:
                     self._exists[entry + distance] = end
-            self._reached[rank] += 1
+                self._reached[rank] += 1
 
-    def _post(self, rank: int, index: int) -> Iterator[int]:
-        """Append a message to the stream of one of its ranks. Yield the receivers of the messages that start."""
-        action = self.schedule.orders[rank][index]
-        message = action if action.op in SEND else other_end(action)
-        self._routes[message] = self.schedule.placement.route(message)
-        self._posted[message][rank] = index
-        self._ready[message] = max(self._ready[message], self._free[rank])
-        self._queues[self._stream(message, rank)].append((self._positions[rank][index], message))
-        candidates = [message]  # a message that starts lets the next ones in its two streams start
+    def _together(self, rank: int, index: int) -> range:
+        """Return the indexes of the messages that a rank posts with one: those of its batch, or itself alone."""
+        given = self.given.orders[rank][self._positions[rank][index]]
+        return range(index, index + max(1, len(given.parts)))
+
+    def _post(self, rank: int, indexes: range) -> Iterator[int]:
+        """Append messages to streams of one of their ranks. Yield the ranks of those that start."""
+        groups: defaultdict[Stream, list[Action]] = defaultdict(list)
+        for index in indexes:
+            action = self.schedule.orders[rank][index]
+            message = action if action.op in SEND else other_end(action)
+            self._routes[message] = self.schedule.placement.route(message)
+            self._posted[message][rank] = index
+            self._ready[message] = max(self._ready[message], self._free[rank])
+            groups[self._stream(message, rank)].append(message)
+        for stream, group in groups.items():
+            self._queues[stream].append(group)
+        candidates = [*chain(*groups.values())]  # a message that starts lets the next ones in its two streams start
         while candidates:
             candidate = candidates.pop()
             streams = self._streams(candidate)
@@ -126,16 +139,17 @@ class Streams:
             if all(candidate in self._first(stream) for stream in streams):
                 self._start(candidate)
                 for stream in streams:
-                    queue = self._queues[stream]
-                    queue.remove((queue[0][0], candidate))
-                yield self._routes[candidate][1]
-                yield self._routes[candidate][0]
-                candidates += [first for stream in streams for first in self._first(stream)]
+                    self._first(stream).remove(candidate)
+                    if not self._first(stream):
+                        self._queues[stream].popleft()
+                        self._idle[stream] = self._busy[stream]
+                yield from self._routes[candidate]
+                candidates += chain.from_iterable(map(self._first, streams))
 
     def _first(self, stream: Stream) -> list[Action]:
-        """Return the first message that has not started in a stream, and those posted together with it."""
+        """Return the messages that a stream carries next: those of a batch together."""
         queue = self._queues[stream]
-        return [message for _, message in takewhile(lambda each: each[0] == queue[0][0], queue)]
+        return queue[0] if queue else []
 
     def _wanted(self, entry: int) -> list[int]:
         """Return the numbers of the results that an action waits for, or of the message that a WAIT does."""
@@ -153,7 +167,7 @@ class Streams:
         for rank, index in self._posted[message].items():
             self.starts[rank][index], self.ends[rank][index] = start, end
         for stream in streams:
-            self._idle[stream] = end
+            self._busy[stream] = max(self._busy[stream], end)
         for action, time in ((message, end), (other_end(message), start + self._delay(*route))):
             self._exists[self.numbered.number(action.op, action.stage, action.microbatch)] = time
 
@@ -174,7 +188,7 @@ class Streams:
         for rank, order in enumerate(self.schedule.orders):
             if self._reached[rank] < len(order):
                 waits_for[rank] = [self._awaited(rank)]
-        for _, message in chain(*self._queues.values()):
+        for message in chain.from_iterable(chain(*self._queues.values())):
             waits_for[message] = [self._obstacle(message)]
         for cycle in cycles(waits_for):
             waits = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))

@@ -1,4 +1,4 @@
-"""The order that DeepSeek's code runs, recorded without processes."""
+"""The orders that other people's code runs, recorded without processes."""
 
 from __future__ import annotations
 
@@ -10,32 +10,49 @@ from typing import Any
 import torch
 from torch import nn
 
-from ppedu.core import SEND, Action, Op, Placement, Schedule, SettingError, overlap
+from ppedu.core import Action, Op, Placement, Schedule, SettingError, overlap
+from ppedu.core.actions import batch
 from ppedu.core.validate import require_count
+from ppedu.engine.record_megatron import megatron
 
 KINDS = {"DualPipe": "bidirectional", "DualPipeV": "v"}  # from the name of a class to its placement
 
 
-def record(pipe: type, ranks: int, microbatches: int) -> Schedule:
-    """Return the schedule that a DualPipe or a DualPipeV of DeepSeek's runs, or a class derived from one.
+def record(pipe: Any, ranks: int, microbatches: int, **settings: Any) -> Schedule:
+    """Return the schedule that a pipeline of DeepSeek's or Megatron-LM's runs: what it computes, posts and waits for.
 
         pp.run.record(dualpipe.DualPipe, ranks=8, microbatches=20)
+        pp.run.record(schedules.forward_backward_pipelining_with_interleaving, ranks=4, microbatches=8, chunks=2)
 
-    Its `step` is called once for each rank, here. In place of computing and sending, the methods that do so write down
-    what they are asked for. The messages that `_commit_and_wait_comm` starts together come one after the other, sends
-    first; so check the schedule with buffered messages.
+    Their code is called once for each rank, here. In place of computing and sending, it is written down what is asked
+    for. A message is named by the forward or backward that made or uses its tensor; so if two ranks disagree about a
+    message, `check` finds it.
 
     Args:
-        pipe: The class, such as `DualPipe` of github.com/deepseek-ai/DualPipe. Its `step` decides in which order
-            `_recv_forward`, `_forward_compute_chunk`, `_send_forward` and so on are called, and that order is recorded.
-        ranks, microbatches: Sizes that its `step` accepts; it calls the microbatches `num_chunks`.
+        pipe: A class: `DualPipe` or `DualPipeV` of github.com/deepseek-ai/DualPipe, or one derived from them. Its
+            `step` decides in which order `_recv_forward`, `_forward_compute_chunk`, `_send_forward` and so on are
+            called, and that order is recorded. Or a function of `megatron.core.pipeline_parallel.schedules`:
+            `forward_backward_pipelining_with_interleaving`, or `…_without_interleaving`.
+        ranks, microbatches: Sizes that it accepts; DualPipe calls the microbatches `num_chunks`.
+        settings: Of Megatron-LM's loops: chunks, group (its `microbatch_group_size_per_vp_stage`, by default ranks),
+            overlap (`overlap_p2p_comm`), overlap_all (`overlap_p2p_comm_warmup_flush`) and batch (`batch_p2p_comm`, by
+            default true unless messages overlap).
 
     Raises:
-        SettingError: The class is another one, it replaces one of those methods, or its `step` fails.
+        SettingError: `pipe` is neither, it cannot run with these sizes or settings, or a class replaces one of those
+            methods.
     """
+    if not isinstance(pipe, type):
+        orders = megatron(pipe, ranks, microbatches, **settings)
+        placement = Placement.make("loop", ranks, settings.get("chunks", 1))
+        return Schedule(f"recorded {pipe.__name__}", placement, microbatches, orders)
+    if settings:
+        raise SettingError(f"{next(iter(settings))} is a setting of Megatron-LM's loops; {pipe.__name__} takes none")
     base = next((each for each in getattr(pipe, "__mro__", ()) if each.__name__ in KINDS), None)
     if base is None:
-        raise SettingError(f"pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got {pipe!r}")
+        raise SettingError(
+            f"pipe must be DualPipe, DualPipeV or derived from one, or a loop of Megatron's; got {pipe!r}"
+        )
     own = [name for each in pipe.__mro__[: pipe.__mro__.index(base)] for name in vars(each) if name in vars(_Recorder)]
     if replaced := [name for name in own if name.startswith("_") and not name.startswith("__")]:
         raise SettingError(f"{pipe.__name__} has a {replaced[0]} of its own, which is not run: record replaces it")
@@ -121,7 +138,7 @@ class _Recorder(nn.Module):
         self._message(Op.SEND_B, phase)
 
     def _commit_and_wait_comm(self) -> None:
-        self.order += sorted(self._queued, key=lambda action: action.op not in SEND)
+        self.order += [batch(self._queued)] if self._queued else []
         self._queued.clear()
 
     def _forward_compute_chunk(self, phase: int) -> None:

@@ -53,18 +53,18 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
         one = simulate_partial(schedule, costs)
         return join([later(one, step * one.makespan) for step in range(steps)])
     whole = simulate_partial(repeat(schedule, steps), repeat_costs(costs, schedule, steps))
-    return join([*divide(whole, schedule, costs)])
+    return join([*divide(whole, schedule.one_by_one, costs)])
 
 
 def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
-    schedule = schedule.one_by_one
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     clock = TickClock.of(schedule, costs)
     if costs.links == "free":
-        starts, ends = earliest_times(schedule, clock.durations(schedule.numbered), clock.delay)
+        starts, ends = earliest_times(schedule.one_by_one, clock.durations(schedule.numbered), clock.delay)
     else:
         starts, ends = _occupied(schedule, clock, costs.links)
+    schedule = schedule.one_by_one  # each message of a batch has times of its own
     rows = tuple(
         Row(order[: len(end)], start, end, clock.ticks)
         for order, start, end in zip(schedule.orders, starts, ends, strict=True)

@@ -200,9 +200,9 @@ def plays(schedule, judged, rendezvous):
         if action.op in SHARDING:
             pass
         elif action.op in MESSAGES or action.op == "BATCH_P2P":
-            if not all([post(rank, each) for each in action.singles]):
+            if not all(post(rank, each) for each in action.singles):
                 return False
-            if not all([is_done(rank, each) for each in action.singles if each not in waited[rank]]):
+            if not all(is_done(rank, each) for each in action.singles if each not in waited[rank]):
                 return False
         elif is_wait(action):
             if unwaited(action) not in posted[rank] or not is_done(rank, unwaited(action)):
@@ -235,11 +235,23 @@ class _WrongMessageError(Exception):
     pass
 
 
+def apart(order):
+    """Yield an order with each batch as its messages, and after them waits for those that have none."""
+    later = {unwaited(action) for action in order if is_wait(action)}
+    for action in order:
+        if action.op != "BATCH_P2P":
+            yield action
+            continue
+        yield from action.parts
+        yield from (part._replace(op=Op(f"WAIT_{part.op}")) for part in action.parts if part not in later)
+
+
 def clock(schedule, length, latency):
     """Return `rows[rank]` as [(action, start, end)] for a legal schedule, by fixed-point iteration.
 
     A message travels for `latency`, or `latency[source, target]`, and keeps no rank busy; neither does posting a
-    receive.
+    receive. A wait for a receive, of its own or of a batch, keeps its rank until the message is there. Waits are not
+    in the rows, and batches are one by one.
     """
 
     def travels(source, target):
@@ -254,8 +266,12 @@ def clock(schedule, length, latency):
         before, rows = rows, [[] for _ in schedule.orders]
         for rank, order in enumerate(schedule.orders):
             free = 0
-            for action in order:
+            for action in apart(order):
                 start = free
+                if is_wait(action):
+                    if action.op.startswith("WAIT_RECV"):
+                        free = max(free, known.get((message(unwaited(action))[0], rank), 0))
+                    continue
                 if action.op in ("RECV_F", "RECV_B"):
                     value = message(action)[0]
                     known[value, rank] = known.get((value, None), 0) + travels(*ends(action, schedule.placement))

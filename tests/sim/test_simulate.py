@@ -32,6 +32,17 @@ def test_by_default_a_backward_takes_two_forwards_and_each_half_of_it_one(schedu
     assert rows(simulate(schedule)) == [[(a, start * share, end * share) for a, start, end in row] for row in expected]
 
 
+@given(st.randoms(use_true_random=False))
+@often(60)
+def test_a_rank_that_waits_for_a_message_is_as_late_as_it(chance):
+    schedule = judge.loosen(chance, judge.draw(chance))
+    if not judge.legal(schedule):
+        return
+    costs, length, latency = draw_costs(chance, schedule)
+    found = [[span for span in row if not judge.is_wait(span[0])] for row in rows(simulate(schedule, costs))]
+    assert found == judge.clock(schedule, length, latency)
+
+
 @given(st.randoms(use_true_random=False), st.floats(0.001, 1000))
 @often(30)
 def test_floats_are_close_to_the_exact_times(chance, factor):
