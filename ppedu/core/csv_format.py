@@ -227,6 +227,16 @@ def _is_text(source: str) -> bool:
     return NUMBER.fullmatch(first) is not None
 
 
+def is_trace(source: Any) -> bool:
+    """Return whether a source is the name of a folder or a .json file, zipped or not, as those of traces are."""
+    if not isinstance(source, str | os.PathLike) or (isinstance(source, str) and _is_text(source)):
+        return False
+    path = named(source)
+    with suppress(OSError):  # a name that is too long; reading the file reports it
+        return path.name.lower().endswith((".json", ".json.gz")) or path.is_dir()
+    return False
+
+
 def text_of(path: Path) -> str:
     """Return the text of a file. Raise PipelineError if it cannot be read."""
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ppedu.core import hooks
 from ppedu.core.actions import TRAFFIC, WAITS, Action, Op, is_well_formed
-from ppedu.core.csv_format import csv_text, parse, recognized, text_of
+from ppedu.core.csv_format import csv_text, is_trace, parse, recognized, text_of
 from ppedu.core.dependencies import Numbered, Replay, replay, waited_for
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
@@ -233,31 +233,41 @@ class Schedule:
         source: Any,
         placement: str | Placement | None = None,
         microbatches: int | None = None,
-        name: str = "read",
+        name: str | None = None,
         forward_only: bool = False,
     ) -> Schedule:
         """Return a schedule as others write it, recognized by its content.
 
             pp.Schedule.read(torch_schedule)  # or torch_schedule.pipeline_order, or what print shows of it
             pp.Schedule.read("1 1 -1 -1\\n1 -1 1 -1")  # Megatron-LM's orders, a line for each rank
+            pp.Schedule.read("traces/")  # the schedule of a run, which `pp.Run.load` reads whole
 
         Args:
             source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, a list of
                 actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
                 rank's second chunk for the next microbatch, and -2 its backward; DeepSpeed's schedules, a list with one
                 for each rank, or the instructions of each rank on a line; zero-bubble's nodes, a list for each rank; a
-                line of actions for each rank, with commas or spaces; or the path of a file with one of these.
+                line of actions for each rank, with commas or spaces; the path of a file with one of these; or that of a
+                trace as `Run.load` reads it, a .json file, zipped or not, or a folder.
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
+            name: By default that of a trace's schedule, otherwise "read".
 
         Raises:
             ParseError: An action is unknown, or the orders do not match the placement or `microbatches`.
-            SettingError: The source is none of these, or an argument is invalid.
+            SettingError: The source is none of these, or an argument is invalid, or not for a trace.
             PipelineError: The file cannot be read.
         """
+        if is_trace(source):
+            if placement is not None or microbatches is not None or forward_only:
+                raise SettingError(
+                    f"the trace {str(source)!r} has its own placement and microbatches; leave these arguments out"
+                )
+            measured: Schedule = hooks.call("schedule of a trace", source)
+            return measured if name is None else replace(measured, name=name)
         text, where = recognized(source)
         place, found, orders = parse(text, where, placement or "loop", microbatches)
-        schedule = cls(name, place, found, orders, forward_only)
+        schedule = cls("read" if name is None else name, place, found, orders, forward_only)
         return schedule if placement else _with_fitting_placement(schedule) or schedule
 
 

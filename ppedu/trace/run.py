@@ -223,6 +223,11 @@ class Run:
         return f"<Run: {self.title}, {plural(len(self.steps), 'step')} of {length}>"
 
 
+def schedule_of(paths: Paths) -> Schedule:
+    """Return the schedule of a run. See `Run.load`."""
+    return Run.load(paths).schedule
+
+
 def _numbers(name: str, values: Any) -> set[int]:
     """Return numbers of steps or replicas; raise SettingError for anything else."""
     if hasattr(values, "tolist"):  # from NumPy or torch

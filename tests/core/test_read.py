@@ -1,5 +1,7 @@
 """`Schedule.read`: the orders of torch and Megatron-LM, and lines of actions, recognized by their content."""
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +188,46 @@ def test_deepspeeds_schedules_of_all_sizes_are_legal():
             batch = 2 * ranks + microbatches - 1
             found = Schedule.read([theirs.DualPipeVSchedule(batch, ranks, rank) for rank in range(ranks)])
             assert pp.check(found) == [] and found.chunks == 2
+
+
+TRACES = Path(__file__).parents[1] / "trace/h200"  # of torch.profiler, from a GPU
+
+
+@pytest.mark.parametrize("name", ["zb-h1-ours", "zb-v-ours", "zb-v-torch"])
+def test_a_trace_has_the_schedule_of_its_run(name):
+    run = pp.Run.load(TRACES / name)
+    files = [TRACES / name, str(TRACES / name)]
+    if len([*(TRACES / name).iterdir()]) == 1:
+        files += [TRACES / name / "rank0.json.gz", str(TRACES / name / "rank0.json.gz")]
+    for source in files:
+        found = Schedule.read(source)
+        assert found == run.schedule and found.name == run.schedule.name and pp.check(found) == []
+    assert Schedule.read(TRACES / name, name="mine").name == "mine"
+    orders = [each.timeline.schedule.orders for each in run.recorded.values()]
+    assert found.orders in orders and orders.count(found.orders) > len(orders) / 2
+
+
+def test_a_saved_timeline_is_a_trace_too(tmp_path):
+    schedule = pp.schedule("zb-v", 4, 8)
+    pp.simulate(schedule).save(tmp_path / "RUN.JSON")
+    assert Schedule.read(tmp_path / "RUN.JSON") == schedule
+    forwards = schedule.forwards
+    pp.simulate(forwards).save(tmp_path / "forwards.json")
+    assert Schedule.read(str(tmp_path / "forwards.json")).forward_only
+
+
+def test_what_is_not_a_trace_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="has no files that end in"):
+        Schedule.read(tmp_path)
+    with pytest.raises(PipelineError, match="cannot read"):
+        Schedule.read(tmp_path / "none.json")
+    (tmp_path / "orders.json").write_text("[[1, -1]]")
+    with pytest.raises(ParseError):
+        Schedule.read(tmp_path / "orders.json")
+    shutil.copytree(TRACES / "zb-v-ours", tmp_path / "traces")
+    for options in ({"placement": "v"}, {"microbatches": 4}, {"forward_only": True}):
+        with pytest.raises(SettingError, match="has its own placement and microbatches; leave these arguments out"):
+            Schedule.read(tmp_path / "traces", **options)
 
 
 def node(kind, stage, microbatch, part=0):

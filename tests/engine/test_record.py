@@ -59,8 +59,8 @@ def test_what_a_class_does_is_written_down():
         ((DualPipeV, 2, 1), "DualPipeV cannot be recorded with 2 ranks and 1 microbatches.*rank 0, .* AssertionError"),
         ((Derived, 2, 2), "Derived cannot be recorded .*: 'Recorded' object has no attribute 'wrong'"),
         ((Silent, 2, 2), "Silent has a _send_forward of its own, which is not run: record replaces it"),
-        ((nn.Linear, 2, 2), "pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got"),
-        (("DualPipe", 2, 2), "pipe must be DeepSeek's DualPipe or DualPipeV, or derived from one; got"),
+        ((nn.Linear, 2, 2), "pipe must be DualPipe, DualPipeV.* Megatron('s|-LM's); got"),
+        (("DualPipe", 2, 2), "pipe must be DualPipe, DualPipeV.* Megatron('s|-LM's); got"),
         ((DualPipeV, 0, 2), "ranks must be"),
     ],
 )
