@@ -113,10 +113,18 @@ class Numbered:
         never: The number of every result and action that does not exist. No action produces it.
         total: The length of a list that is indexed by number.
         split: The first microbatch of the second copy of the model; `microbatches` if there is one copy.
+        lowered, waits: Whether the orders include messages, and waits for them.
     """
 
-    def __init__(self, orders: Sequence[Sequence[Action]], placement: Placement, microbatches: int, lowered: bool):
-        self.placement, self.microbatches, self.lowered = placement, microbatches, lowered
+    def __init__(
+        self,
+        orders: Sequence[Sequence[Action]],
+        placement: Placement,
+        microbatches: int,
+        lowered: bool,
+        waits: bool = False,
+    ):
+        self.placement, self.microbatches, self.lowered, self.waits = placement, microbatches, lowered, waits
         self.never = len(KINDS) * placement.stages * microbatches
         self.total = self.never + 1
         self.split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
@@ -143,10 +151,10 @@ class Numbered:
         kind, stage, microbatch = self.result(number)
         return Action(stage, Op(kind), microbatch)
 
-    def _entries(self, order: Iterable[Action]) -> Iterator[int]:
+    def _entries(self, order: Sequence[Action]) -> Iterator[int]:
         """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
-        waits = waited_for(order) if self.lowered else ()
+        waits = waited_for(order) if self.waits else frozenset()
         key: Hashable  # equal for the actions of a block
         for action in order:
             stage, op, microbatch, parts = action
@@ -158,7 +166,9 @@ class Numbered:
                 second_block, second_microbatch = divmod(second_entry, microbatches)
                 key = first_block, second_block, second_microbatch - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
-                key = stage, op, microbatch >= split, action in waits
+                key = stage, op, microbatch >= split
+                if waits and action in waits:  # a message that is only posted
+                    key = (*key, "posted")
             else:  # sharding, or an action that does not exist
                 key, microbatch = action, 0
             if key not in indexes:

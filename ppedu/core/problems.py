@@ -91,7 +91,8 @@ class _Inspection:
     def problems(self) -> Iterator[Problem]:
         for rank in range(self.schedule.ranks):
             yield from self._misplaced(rank)
-            yield from self._waits(rank)
+            if self.given.waits and (some := waited_for(self.given.orders[rank])):
+                yield from self._waits(rank, some)
             yield from self._sharding(rank)
         yield from self._missing()
         yield from self._never_summed()
@@ -154,10 +155,10 @@ class _Inspection:
             first_rank, index = self.places[action]
             yield "duplicate", f" has already been run (rank {first_rank}, position {self.at(first_rank, index)})"
 
-    def _waits(self, rank: int) -> Iterator[Problem]:
+    def _waits(self, rank: int, some: Collection[Action]) -> Iterator[Problem]:
         """Yield sends, or receives, without a wait, if the rank waits for some: nothing tells when they are done."""
-        some, all_ = waited_for(self.given.orders[rank]), waited_for(self.schedule.orders[rank])
-        for wait, op in WAITS.items() if some else ():
+        all_ = waited_for(self.schedule.orders[rank])
+        for wait, op in WAITS.items():
             for message in self.schedule.orders[rank]:
                 if message.op is op and message not in all_ and any(each.op[:4] == op[:4] for each in some):
                     missing, others = message._replace(op=wait), "sends" if op in SEND else "receives"

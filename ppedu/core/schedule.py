@@ -110,11 +110,17 @@ class Schedule:
     @cached_property
     def lowered(self) -> bool:
         """Whether the orders include messages between ranks."""
-        for order in self.orders:
-            ops = map(attrgetter("op"), order)
-            if not TRAFFIC.isdisjoint(ops):  # a loop in C, because an order may have a million actions
-                return True
-        return False
+        return not TRAFFIC.isdisjoint(self._ops)
+
+    @cached_property
+    def _ops(self) -> frozenset[Op]:
+        """The ops of all actions. Loops in C find them, because an order may have a million actions."""
+        return frozenset().union(*(map(attrgetter("op"), order) for order in self.orders))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the orders include waits for messages that were posted before."""
+        return not WAITS.keys().isdisjoint(self._ops)
 
     @cached_property
     def one_by_one(self) -> Schedule:
@@ -124,7 +130,7 @@ class Schedule:
         but the communication stream that carries them; see `Streams`. Messages without a WAIT get one:
         (0SEND_F1;0RECV_B0)BATCH_P2P becomes 0SEND_F1 0RECV_B0 0WAIT_SEND_F1 0WAIT_RECV_B0.
         """
-        if not any(action.op is Op.BATCH_P2P for order in self.orders for action in order):
+        if Op.BATCH_P2P not in self._ops:
             return self
         return replace(self, orders=tuple(tuple(action for _, action in _one_by_one(order)) for order in self.orders))
 
@@ -138,7 +144,8 @@ class Schedule:
     @without_gc()
     def numbered(self) -> Numbered:
         """The orders of `one_by_one` with a whole number for each action."""
-        return Numbered(self.one_by_one.orders, self.placement, self.microbatches, self.lowered)
+        whole = self.one_by_one
+        return Numbered(whole.orders, self.placement, self.microbatches, self.lowered, whole.waits)
 
     @cached_property
     @without_gc()

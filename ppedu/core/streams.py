@@ -86,6 +86,15 @@ class Streams:
         self._queues: defaultdict[Stream, deque[list[Action]]] = defaultdict(deque)
         self._idle: defaultdict[Stream, Any] = defaultdict(int)
         self._busy: defaultdict[Stream, Any] = defaultdict(int)
+        # By block, the distances to the results that an action waits for, or to the message that a WAIT does.
+        self._wanted = [block.requires for block in self.numbered.blocks]
+        for number, block in enumerate(self.numbered.blocks):
+            if block.sample.op in WAITS:
+                entry = number * self.numbered.microbatches + block.sample.microbatch
+                stage, op, microbatch, _ = awaited(block.sample)
+                self._wanted[number] = (self.numbered.number(op, stage, microbatch) - entry,)
+        # A message that starts wakes its receiver, and where ranks wait for sends, its sender, the first of its route.
+        self._woken = 0 if self.schedule.waits else 1
         awake = deque(range(schedule.ranks))
         while awake:
             awake.extend(self._advance(awake.popleft()))
@@ -93,17 +102,17 @@ class Streams:
 
     def _advance(self, rank: int) -> Iterator[int]:
         """Let a rank continue until it waits for a message. Yield the receivers of the messages that start."""
-        order = self.numbered.orders[rank]
+        order, size = self.numbered.orders[rank], self.numbered.microbatches
         while self._reached[rank] < len(order):
             index = self._reached[rank]
             entry = order[index]
-            block = self.numbered.blocks[entry // self.numbered.microbatches]
+            block = self.numbered.blocks[entry // size]
             if block.sample.op in COMMUNICATION:
                 together = self._together(rank, index)
                 yield from self._post(rank, together)
                 self._reached[rank] += len(together)
             else:
-                arrivals = [self._exists[number] for number in self._wanted(entry)]
+                arrivals = [self._exists[entry + distance] for distance in self._wanted[entry // size]]
                 if None in arrivals:
                     return
                 start = max([self._free[rank], *arrivals])
@@ -116,52 +125,46 @@ class Streams:
 
     def _together(self, rank: int, index: int) -> range:
         """Return the indexes of the messages that a rank posts with one: those of its batch, or itself alone."""
+        if self.given is self.schedule:
+            return range(index, index + 1)
         given = self.given.orders[rank][self._positions[rank][index]]
         return range(index, index + max(1, len(given.parts)))
 
     def _post(self, rank: int, indexes: range) -> Iterator[int]:
         """Append messages to streams of one of their ranks. Yield the ranks of those that start."""
-        groups: defaultdict[Stream, list[Action]] = defaultdict(list)
+        groups: dict[Stream, list[Action]] = {}
+        candidates = []  # a message that starts lets the next ones in its two streams start
         for index in indexes:
             action = self.schedule.orders[rank][index]
             message = action if action.op in SEND else other_end(action)
             self._routes[message] = self.schedule.placement.route(message)
             self._posted[message][rank] = index
             self._ready[message] = max(self._ready[message], self._free[rank])
-            groups[self._stream(message, rank)].append(message)
-        for stream, group in groups.items():
-            self._queues[stream].append(group)
-        candidates = [*chain(*groups.values())]  # a message that starts lets the next ones in its two streams start
+            stream = self._stream(message, rank)
+            if stream not in groups:
+                groups[stream] = []
+                self._queues[stream].append(groups[stream])
+            groups[stream].append(message)
+            candidates.append(message)
         while candidates:
             candidate = candidates.pop()
             streams = self._streams(candidate)
+            queues = [self._queues[stream] for stream in streams]
             # It is among the first in both of its streams, so both of its ranks have posted it.
-            if all(candidate in self._first(stream) for stream in streams):
-                self._start(candidate)
-                for stream in streams:
-                    self._first(stream).remove(candidate)
-                    if not self._first(stream):
-                        self._queues[stream].popleft()
+            if all(queue and candidate in queue[0] for queue in queues):
+                self._start(candidate, streams)
+                for stream, queue in zip(streams, queues, strict=True):
+                    queue[0].remove(candidate)
+                    if not queue[0]:
+                        queue.popleft()
                         self._idle[stream] = self._busy[stream]
-                yield from self._routes[candidate]
-                candidates += chain.from_iterable(map(self._first, streams))
+                    if queue:
+                        candidates += queue[0]
+                yield from self._routes[candidate][self._woken :]
 
-    def _first(self, stream: Stream) -> list[Action]:
-        """Return the messages that a stream carries next: those of a batch together."""
-        queue = self._queues[stream]
-        return queue[0] if queue else []
-
-    def _wanted(self, entry: int) -> list[int]:
-        """Return the numbers of the results that an action waits for, or of the message that a WAIT does."""
-        block = self.numbered.blocks[entry // self.numbered.microbatches]
-        if block.sample.op in WAITS:
-            message = awaited(block.sample)
-            return [self.numbered.number(message.op, message.stage, entry % self.numbered.microbatches)]
-        return [entry + distance for distance in block.requires]
-
-    def _start(self, message: Action) -> None:
-        """Enter the times of a message that both ranks have posted and no other message blocks."""
-        route, streams = self._routes[message], self._streams(message)
+    def _start(self, message: Action, streams: Sequence[Stream]) -> None:
+        """Enter the times of a message that both ranks have posted and no other message blocks in its streams."""
+        route = self._routes[message]
         start = max([self._ready[message], *(self._idle[stream] for stream in streams)])
         end = start + self._transfer(*route)
         for rank, index in self._posted[message].items():
@@ -204,7 +207,8 @@ class Streams:
 
     def _awaited(self, rank: int) -> Action:
         """Return the message that a rank waits for."""
-        wanted = self._wanted(self.numbered.orders[rank][self._reached[rank]])
+        entry = self.numbered.orders[rank][self._reached[rank]]
+        wanted = [entry + distance for distance in self._wanted[entry // self.numbered.microbatches]]
         message = self.numbered.action(next(number for number in wanted if self._exists[number] is None))
         return message if message.op in SEND else other_end(message)
 
@@ -213,7 +217,7 @@ class Streams:
         for rank in self._routes[message]:
             if rank not in self._posted[message]:
                 return rank
-        firsts = (self._first(stream) for stream in self._streams(message))
+        firsts = (self._queues[stream][0] for stream in self._streams(message))
         return next(first[0] for first in firsts if message not in first)
 
     def _wait(self, waiter: int | Action, awaited: int | Action) -> tuple[int, int, str]:
@@ -235,7 +239,7 @@ class Streams:
             position, told = self._position(waiter, rank)
             return rank, position, f"{told} waits for rank {awaited} to {does}"
         # The awaited message is first in a stream of the waiter's; the action that posted it is to blame.
-        rank = next(rank for rank in (sender, receiver) if waiter not in self._first(self._stream(waiter, rank)))
+        rank = next(rank for rank in (sender, receiver) if waiter not in self._queues[self._stream(waiter, rank)][0])
         position, told = self._position(awaited, rank)
         blocked = orders[rank][self._position(waiter, rank)[0]]
         return rank, position, f"{told} blocks {blocked}, which was posted after it"
