@@ -58,6 +58,7 @@ SEND = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
 COMMUNICATION = SEND | RECEIVE
 WAITS = {Op(f"WAIT_{op}"): op for op in sorted(COMMUNICATION)}  # from a wait to the message that it waits for
+WAIT_OF = {op: wait for wait, op in WAITS.items()}
 TRAFFIC = COMMUNICATION | WAITS.keys() | {Op.BATCH_P2P}  # all that only moves messages
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAITS, Action, Op
+from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAIT_OF, WAITS, Action, Op
 from ppedu.core.dependencies import Replay, Result, awaited, posting, produces, requires, waited_for
 from ppedu.core.placement import TOWARDS, other_end
 from ppedu.core.waiting import cycles
@@ -155,15 +155,24 @@ class _Inspection:
             first_rank, index = self.places[action]
             yield "duplicate", f" has already been run (rank {first_rank}, position {self.at(first_rank, index)})"
 
-    def _waits(self, rank: int, some: Collection[Action]) -> Iterator[Problem]:
-        """Yield sends, or receives, without a wait, if the rank waits for some: nothing tells when they are done."""
-        all_ = waited_for(self.schedule.orders[rank])
-        for wait, op in WAITS.items():
-            for message in self.schedule.orders[rank]:
-                if message.op is op and message not in all_ and any(each.op[:4] == op[:4] for each in some):
-                    missing, others = message._replace(op=wait), "sends" if op in SEND else "receives"
-                    why = f"rank {rank}: {missing} is never run, and other {others} have theirs"
-                    yield Problem(rank, None, missing, "missing", why)
+    def _waits(self, rank: int, some: frozenset[Action]) -> Iterator[Problem]:
+        """Yield messages without a wait, where the rank waits for others: nothing tells when they are done.
+
+        Args:
+            some: The messages for which the order has a WAIT.
+        """
+        ops = {message.op[:4] for message in some}
+        for action in self.given.orders[rank]:
+            single = action.op in COMMUNICATION and action.op[:4] in ops
+            if (single and action not in some) or (action.op is Op.BATCH_P2P and not some.isdisjoint(action.parts)):
+                for message in action.singles:
+                    if message not in some:
+                        wait = message._replace(op=WAIT_OF[message.op])
+                        others = (
+                            "messages of its batch" if action.parts else "sends" if message.op in SEND else "receives"
+                        )
+                        why = f"rank {rank}: {wait} is never run, and other {others} have theirs"
+                        yield Problem(rank, None, wait, "missing", why)
 
     def _sharding(self, rank: int) -> Iterator[Problem]:
         """Yield uses of sharded weights, and sharding actions that are needless or too early."""

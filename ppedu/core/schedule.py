@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from ppedu.core import hooks
-from ppedu.core.actions import TRAFFIC, WAITS, Action, Op, is_well_formed
+from ppedu.core.actions import TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
 from ppedu.core.csv_format import csv_text, is_trace, parse, recognized, text_of
 from ppedu.core.dependencies import Numbered, Replay, replay, waited_for
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
@@ -127,7 +127,7 @@ class Schedule:
         """The schedule with the messages of each batch one by one, in its order; itself if there is no batch.
 
         Posting does not wait, so messages that are posted one after the other, and then waited for, are a batch in all
-        but the communication stream that carries them; see `Streams`. Messages without a WAIT get one:
+        but the communication stream that carries them; see `Streams`. A batch without a WAIT gets them all:
         (0SEND_F1;0RECV_B0)BATCH_P2P becomes 0SEND_F1 0RECV_B0 0WAIT_SEND_F1 0WAIT_RECV_B0.
         """
         if Op.BATCH_P2P not in self._ops:
@@ -281,14 +281,12 @@ class Schedule:
 def _one_by_one(order: Sequence[Action]) -> Iterator[tuple[int, Action]]:
     """Yield the actions of an order, and the messages of its batches with their waits, each with its index."""
     waits = waited_for(order)
-    wait_of = {message: wait for wait, message in WAITS.items()}
     for index, action in enumerate(order):
         for single in action.singles if action.op is Op.BATCH_P2P else (action,):
             yield index, single
-        if action.op is Op.BATCH_P2P:
+        if action.op is Op.BATCH_P2P and waits.isdisjoint(action.parts):
             for message in action.parts:
-                if message not in waits:
-                    yield index, message._replace(op=wait_of[message.op])
+                yield index, message._replace(op=WAIT_OF[message.op])
 
 
 def _as_tuple(rule: str, values: Any) -> tuple[Any, ...]:

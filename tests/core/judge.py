@@ -131,6 +131,8 @@ def waits_wrongly(schedule, rank):
     alone = Counter(action for action in order if action.op in MESSAGES)
     batches = [action.parts for action in order if action.op == "BATCH_P2P"]
     posted = alone + Counter(part for parts in batches for part in parts)
+    if any({*parts} & waits.keys() and not {*parts} <= waits.keys() for parts in batches):
+        return True
     if any(count > 1 or message not in posted for message, count in waits.items()):
         return True
     for kind in ("SEND", "RECV"):
@@ -202,7 +204,8 @@ def plays(schedule, judged, rendezvous):
         elif action.op in MESSAGES or action.op == "BATCH_P2P":
             if not all(post(rank, each) for each in action.singles):
                 return False
-            if not all(is_done(rank, each) for each in action.singles if each not in waited[rank]):
+            at_once = waited[rank].isdisjoint(action.singles)
+            if at_once and not all(is_done(rank, each) for each in action.singles):
                 return False
         elif is_wait(action):
             if unwaited(action) not in posted[rank] or not is_done(rank, unwaited(action)):
@@ -239,11 +242,9 @@ def apart(order):
     """Yield an order with each batch as its messages, and after them waits for those that have none."""
     later = {unwaited(action) for action in order if is_wait(action)}
     for action in order:
-        if action.op != "BATCH_P2P":
-            yield action
-            continue
-        yield from action.parts
-        yield from (part._replace(op=Op(f"WAIT_{part.op}")) for part in action.parts if part not in later)
+        yield from action.parts if action.op == "BATCH_P2P" else (action,)
+        if action.op == "BATCH_P2P" and later.isdisjoint(action.parts):
+            yield from (part._replace(op=Op(f"WAIT_{part.op}")) for part in action.parts)
 
 
 def clock(schedule, length, latency):
@@ -404,7 +405,7 @@ def loosen(random, schedule):
     """
     orders = []
     for order in schedule.orders:
-        waits = [kind for kind in ("SEND", "RECV") if random.random() < 0.5]
+        kinds = [kind for kind in ("SEND", "RECV") if random.random() < 0.5]
         share, careless, loose = random.choice([0, 0.5, 1]), random.random() < 0.1, []
         for action in order:  # batches
             together = loose and action.op in MESSAGES and (loose[-1].op in MESSAGES or loose[-1].op == "BATCH_P2P")
@@ -412,7 +413,9 @@ def loosen(random, schedule):
                 loose[-1] = Action(-1, Op.BATCH_P2P, -1, (*loose[-1].singles, action))
             else:
                 loose.append(action)
-        for action in [each for each in order if each.op in MESSAGES and each.op[:4] in waits]:
+        waits = [each for each in loose if each.op in MESSAGES and each.op[:4] in kinds]
+        waits += [part for each in loose if each.op == "BATCH_P2P" and random.random() < 0.5 for part in each.parts]
+        for action in waits:
             first = next(index for index, each in enumerate(loose) if action in each.singles) + 1
             value, last = message(action)[0], len(loose)
             if action.op.startswith("RECV") and not careless:

@@ -347,6 +347,26 @@ def test_links_need_messages():
     assert simulate(alone, Costs(links="rank")).rows == simulate(alone).rows and pp.check(alone, transport="rank") == []
 
 
+def test_a_batch_does_not_block_itself():
+    """Both ranks post a send before the receive that the other waits for."""
+    first, second = "0F0 0SEND_F0 0F1 {0} 0B0 0RECV_B1 0B1", "1RECV_F0 1F0 1B0 {0} 1F1 1B1 1SEND_B1"
+    alone = read(first.format("0SEND_F1 0RECV_B0"), second.format("1SEND_B0 1RECV_F1"), microbatches=2)
+    batches = "(0SEND_F1;0RECV_B0)BATCH_P2P", "(1SEND_B0;1RECV_F1)BATCH_P2P"
+    together = read(first.format(batches[0]), second.format(batches[1]), microbatches=2)
+    for transport in ("rendezvous", "pair", "rank"):
+        assert len(pp.check(alone, transport=transport)) == 1 and pp.check(together, transport=transport) == []
+    assert [problem.kind for problem in pp.check(alone, transport="any")] == ["unknown"]
+    timeline = simulate(together, Costs(forward=1, backward=2, transfer=3, links="rank"))
+    spans = {str(span.action): (span.start, span.end) for rank in (0, 1) for span in timeline.spans(rank)}
+    assert spans["1B0"] == (5, 7) and spans["0SEND_F1"] == spans["0RECV_B0"] == (7, 10) == spans["1RECV_F1"]
+
+
+def test_a_rank_that_waits_for_a_send_goes_on_when_it_is_received():
+    schedule = read("0F0 0SEND_F0 0WAIT_SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0")
+    assert pp.check(schedule, transport="pair") == []
+    assert simulate(schedule, Costs(transfer=2, links="pair")).span == 1 + 2 + 1 + 2 + 2 + 2
+
+
 def test_wrong_links_are_refused():
     lowered = pp.lower(pp.schedule("1f1b", 2, 2))
     for value in ("nccl", None, 1, ["pair"]):
