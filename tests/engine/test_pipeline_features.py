@@ -307,6 +307,18 @@ model = [layer(stage) for stage in range(schedule.stages)]
 pipeline.step(X, Y)
 agree(pipeline, model, reference(model, X.split(1), Y.split(1)))
 """,
+    "batches and waits change no results": """
+schedule, orders = pp.lower(pp.schedule("1f1b", size, 8)), []
+for order in schedule.orders:  # neighbouring messages in batches; receives that are alone have a wait just behind
+    texts = " ".join(f"{action}!" if "_" in action.op else str(action) for action in order)
+    texts = re.sub(r"(\\S+)!((?: \\S+!)+)", lambda found: f"({found[0].replace('! ', ';')[:-1]})BATCH_P2P", texts)
+    orders.append(re.sub(r"(\\d+)(RECV_.\\d+)!", r"\\1\\2 \\1WAIT_\\2", texts).replace("!", "").split())
+own = pp.Schedule("own", schedule.placement, 8, orders)
+assert "BATCH_P2P" in str(own.orders) and "WAIT_RECV" in str(own.orders) and pp.check(own, transport="rank") == []
+pipeline, model = make(own), [layer(stage) for stage in range(schedule.stages)]
+pipeline.step(X, Y)
+agree(pipeline, model, reference(model, X.split(1), Y.split(1)))
+""",
     "stages may be frozen": """
 for frozen in some([0], [1], [0, 1], [0, 2], [1, 3], [0, 1, 2]):
     def stages():
