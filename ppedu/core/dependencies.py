@@ -20,7 +20,7 @@ from ppedu.core.placement import TOWARDS, Placement, other_end
 # ("POST_F", 3, 0): stage 3's rank has posted the receive.
 #
 # A message may have a WAIT in its order. Then the SEND or RECV only posts it, and the rank goes on; the WAIT ends when
-# the message is done. A SEND without one ends when it is done, and a RECV when its message is there.
+# the message is done. A SEND without one ends when it is done, and a RECV when its message has arrived.
 Result = tuple[str, int, int]
 
 
@@ -201,7 +201,7 @@ class Numbered:
             for stage, op, microbatch, _ in action.singles
         )
         wanted, results = requires(action, placement, self.lowered), produces(action)
-        enters: tuple[Result, ...] = ()  # results that exist once a rank is there
+        enters: tuple[Result, ...] = ()  # results that exist once a rank has reached it
         meets: tuple[Result, ...] = ()  # what it also requires where sends wait for their receives
         message = awaited(action) if action.op in WAITS else action
         if action.op in RECEIVE:
@@ -234,7 +234,7 @@ class ActionBlock(NamedTuple):
         requires, produces: The distances from an action's entry to the results that it requires and produces.
         links: For each of `requires`, the rank that produces the result and the rank that runs the action; None if
             they are the same.
-        enters: The distances to the results that exist as soon as a rank is there.
+        enters: The distances to the results that exist as soon as a rank has reached it.
         meets: The distances to what an action also requires where sends wait for their receives.
     """
 
@@ -291,7 +291,9 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     orders, size = numbered.orders, numbered.microbatches
     required = [block.requires for block in numbered.blocks]
     produced = [block.produces for block in numbered.blocks]
-    posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # distances of results that exist once a rank is there
+    posted: list[tuple[int, ...]] = [()] * len(
+        numbered.blocks
+    )  # distances of results that exist once a rank is at the action
     if rendezvous:
         required = [block.requires + block.meets for block in numbered.blocks]
         posted = [block.enters for block in numbered.blocks]

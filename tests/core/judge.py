@@ -239,7 +239,7 @@ class _WrongMessageError(Exception):
 
 
 def apart(order):
-    """Yield an order with each batch as its messages, and after them waits for those that have none."""
+    """Yield an order with each batch as its messages, and after them the waits, if it has no others."""
     later = {unwaited(action) for action in order if is_wait(action)}
     for action in order:
         yield from action.parts if action.op == "BATCH_P2P" else (action,)
@@ -251,7 +251,7 @@ def clock(schedule, length, latency):
     """Return `rows[rank]` as [(action, start, end)] for a legal schedule, by fixed-point iteration.
 
     A message travels for `latency`, or `latency[source, target]`, and keeps no rank busy; neither does posting a
-    receive. A wait for a receive, of its own or of a batch, keeps its rank until the message is there. Waits are not
+    receive. A wait for a receive, of its own or of a batch, keeps its rank until the message has arrived. Waits are not
     in the rows, and batches are one by one.
     """
 
