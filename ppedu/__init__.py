@@ -91,6 +91,7 @@ hooks.register(
         "save report": "ppedu.view.html:save_report",
         "link": "ppedu.view.link:link",
         "display": "ppedu.view.interactive:mime_bundle",
+        "draw problems": "ppedu.view.knot:figure",
         "display frontier": "ppedu.view.frontier:bundle",
         "show": "ppedu.view.interactive:display",
         "plot": "ppedu.view.plot:plot",

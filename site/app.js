@@ -67,6 +67,7 @@ function display(answer) {
     shape = answer.state?.kind ?? "";
   }
   report.replaceChildren(...(answer.report ?? []).map(paragraph));
+  report.insertAdjacentHTML("beforeend", answer.picture ?? "");
   link = String(answer.link);
   code = String(answer.code);
   history.replaceState(null, "", `#${link}`);

@@ -22,6 +22,7 @@ from ppedu.search.atlas import PLACEMENTS, atlas
 from ppedu.sim import Costs, Timeline, simulate_partial
 from ppedu.view.explore import Explore, explore
 from ppedu.view.interactive import Interactive, compare, differences
+from ppedu.view.knot import picture
 from ppedu.view.link import decode, encode
 from ppedu.view.model import Panel
 
@@ -52,6 +53,7 @@ class Answer:
     widget: Interactive | None = None
     report: list[str] = field(default_factory=list)
     code: str = ""
+    picture: str = ""  # HTML, below the sentences
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def show_write(inputs: Inputs) -> Answer:
     more = len(problems) - MOST_SHOWN
     report = [f"The schedule is not legal: {len(problems)} problem{'s' if len(problems) > 1 else ''}."]
     report += [str(each) for each in problems[:MOST_SHOWN]] + ([f"… and {more} more."] if more > 0 else [])
-    return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code)
+    return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code, picture(made))
 
 
 def written(inputs: Inputs) -> tuple[Schedule, str]:
@@ -303,6 +305,7 @@ class Playground:
             ],
             "state": made.widget.state() if made.widget else None,
             "report": made.report,
+            "picture": made.picture,
             "code": made.code
             or (f"import ppedu as pp\n{made.widget.code()}" if isinstance(made.widget, Explore) else ""),
             "link": encode(self.view, self._changed()),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
-from ppedu.core import Schedule, SettingError, check, lower, strip, suggest_placement
+from ppedu.core import Schedule, SettingError, check, hooks, lower, strip, suggest_placement
 from ppedu.core.checking import TRANSPORTS
 from ppedu.core.numeric import Number, pretty
 from ppedu.core.problems import Problem
@@ -27,13 +28,25 @@ class Rejection(NamedTuple):
     kind: str = ""
 
 
+class Rejections(list[Rejection]):
+    """The reasons to reject a schedule. A notebook draws where it waits or goes wrong."""
+
+    def __init__(self, found: Iterable[Rejection], schedule: Schedule, transport: str):
+        super().__init__(found)
+        self.schedule, self.transport = schedule, transport
+
+    def _repr_html_(self) -> str:
+        drawn: str = hooks.call("draw problems", self.schedule, self.transport)
+        return drawn or "".join(f"<p>{escape(each.text)}</p>" for each in self) or "<p>legal</p>"
+
+
 def verify(
     schedule: Schedule,
     *,
     transport: str = "buffered",
     peak: Number | Sequence[Number] | None = None,
     baseline: Schedule | None = None,
-) -> list[Rejection]:
+) -> Rejections:
     """Return the reasons to reject a schedule; an empty list says that it may run.
 
     Args:
@@ -50,12 +63,14 @@ def verify(
     limits = None if peak is None else _limits(schedule, peak)
     _, problems = problems_of(schedule, transport)
     if suggestion := suggest_placement(schedule):
-        return [Rejection(None, suggestion)]
-    if problems:
-        return [Rejection(problem.rank, str(problem), problem.kind) for problem in problems]
-    timeline = simulate(strip(schedule))
-    found = [] if limits is None else list(_too_large(timeline, limits))
-    return found if baseline is None else found + list(_worse(schedule, timeline, baseline))
+        found = [Rejection(None, suggestion)]
+    elif problems:
+        found = [Rejection(problem.rank, str(problem), problem.kind) for problem in problems]
+    else:
+        timeline = simulate(strip(schedule))
+        found = [] if limits is None else list(_too_large(timeline, limits))
+        found += [] if baseline is None else _worse(schedule, timeline, baseline)
+    return Rejections(found, schedule, transport)
 
 
 def problems_of(schedule: Schedule, transport: str) -> tuple[Schedule, Sequence[Problem]]:

@@ -24,6 +24,7 @@ from ppedu.planning.machine import Machine
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, require_costs, simulate, simulate_partial
+from ppedu.view.knot import figure
 from ppedu.view.model import Data, Panel, Stack, require_lanes
 from ppedu.view.saving import require_savable
 from ppedu.view.script import script, style
@@ -312,7 +313,7 @@ def mime_bundle(shown: Schedule | Timeline) -> tuple[Data, Data]:
     try:
         widget = display(simulate(shown) if isinstance(shown, Schedule) else shown)
     except ScheduleError as error:
-        return {"text/plain": str(error)}, {}
+        return {"text/plain": str(error), "text/html": figure(shown) if isinstance(shown, Schedule) else ""}, {}
     try:
         return widget._repr_mimebundle_()
     except SettingError:  # anywidget is not installed
