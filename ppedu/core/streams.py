@@ -1,8 +1,9 @@
 """Messages that occupy their links: each communication stream carries one at a time, in the order they are posted.
 
 A rank posts a message when it reaches the SEND or RECV in its order, and continues at once. It has one stream for each
-peer ("pair": `isend` and `irecv`, with one communicator for each pair of ranks) or one for all of them ("rank":
-`batch_isend_irecv` with one communicator). A message starts once both ranks have posted it and it is the first in both
+peer ("pair": `isend` and `irecv`, with one communicator for each pair of ranks), or one for all of them ("rank":
+`batch_isend_irecv` with one communicator), or for each peer one in each direction ("direction": two communicators, as
+Megatron-LM has on two ranks). A message starts once both ranks have posted it and it is the first in both
 streams, or in the same batch as the first. So a receive that is posted early blocks what is posted after it.
 
 A message occupies both of its streams for its transfer time; its latency later, it has arrived. The messages of a batch
@@ -23,20 +24,21 @@ from ppedu.core.errors import SettingError
 from ppedu.core.placement import other_end
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_one_of
 from ppedu.core.waiting import cycles
 
-Stream = tuple[int, int]  # the rank that it belongs to, and its peer; the rank twice if it serves all peers
+LINKS = ("direction", "pair", "rank")
+Stream = tuple[int, ...]  # the rank that it belongs to, and its peer, and whether it sends, if that matters
 
 
-def stream_of(links: str, rank: int, peer: int) -> Stream:
-    """Return the stream in which a rank posts its messages to and from a peer."""
-    return rank, (peer if links == "pair" else rank)
+def stream_of(links: str, rank: int, peer: int, sends: bool) -> Stream:
+    """Return the stream in which a rank posts a message that it sends to a peer, or receives from it."""
+    return {"direction": (rank, peer, sends), "pair": (rank, peer), "rank": (rank,)}[links]
 
 
 def require_links(schedule: Schedule, links: str) -> None:
-    """Raise SettingError unless `links` is "pair" or "rank", and results that go to other ranks have messages."""
-    if not isinstance(links, str) or links not in ("pair", "rank"):
-        raise SettingError(f'links must be "pair" or "rank"; got {links!r}')
+    """Raise SettingError unless `links` is one of `LINKS`, and results that go to other ranks have messages."""
+    require_one_of("links", links, LINKS)
     if not schedule.lowered and any(any(block.links) for block in schedule.numbered.blocks):
         raise SettingError(
             f"links={links!r} is for schedules with messages, and {schedule.name} is not lowered; take lower(schedule)"
@@ -181,7 +183,7 @@ class Streams:
     def _stream(self, message: Action, rank: int) -> Stream:
         """Return the stream of one of a message's two ranks that carries it."""
         sender, receiver = self._routes[message]
-        return stream_of(self.links, rank, receiver if rank == sender else sender)
+        return stream_of(self.links, rank, receiver if rank == sender else sender, rank == sender)
 
     # --- deadlocks ------------------------------------------------------------------------------------------------
 

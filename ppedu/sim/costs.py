@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core import Op, SettingError, hooks
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
-from ppedu.core.validate import require_instance, require_number
+from ppedu.core.streams import LINKS
+from ppedu.core.validate import require_instance, require_number, require_one_of
 from ppedu.sim.per_link import LinkCost, PerLink, of_link, of_links
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 Size = Number | Sequence[Number]  # of a share, or of each stage
 Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
-LINKS = ("free", "pair", "rank")
 TIMES = ("forward", "backward", "input", "weight", "overlap")
 
 # The costs, each with the levels of sequences that it may have: 2 by stage and microbatch, 1 by stage.
@@ -65,10 +65,10 @@ class Costs:
         transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
             comes on top of it.
         links: "free": Messages do not wait for each other. "pair": A rank has one communication stream for each peer,
-            as with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv` of single messages. A
-            stream carries its messages one by one, in the order in which the rank reaches them, and a message needs the
-            streams of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered
-            schedules.
+            as with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv`. "direction": It has
+            two for each peer, one for each direction, as with a communicator for each. A stream carries its messages
+            one by one, or batch by batch, in the order in which the rank reaches them, and a message needs the streams
+            of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered schedules.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -93,8 +93,7 @@ class Costs:
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
             require_instance(name, getattr(self, name), str, f'text, such as "{example}"')
-        if not isinstance(self.links, str) or self.links not in LINKS:
-            raise SettingError(f'links must be "free", "pair" or "rank"; got {self.links!r}')
+        require_one_of("links", self.links, ("free", *LINKS))
         require_instance("recompute", self.recompute, bool, "True or False")
         for name, depth in DEPTHS.items():
             cost = _python(getattr(self, name))

@@ -264,7 +264,7 @@ def trips_of(timeline: Timeline) -> Trips:
                 new = Trip(start, end, start + costs.delay(source, target), {}, {}, {})
                 trip = trips.setdefault(result, new)
                 trip.ends[rank], trip.posted[rank] = action, Posting(free, sends, (rank, index))
-                stream = stream_of(costs.links, rank, target if sends else source)
+                stream = stream_of(costs.links, rank, target if sends else source, sends)
                 if stream in last:
                     trip.before[rank] = last[stream]
                 last[stream] = result

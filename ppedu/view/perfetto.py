@@ -57,7 +57,7 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
         actions = [span.action for span in row if not span.action.computes]
         every_peer = dict.fromkeys(_peer(timeline, rank, action) for action in actions)  # each once, in order
         peers = [*every_peer][:MOST_PEERS] or [None]  # track 0 is for compute actions, and 1 for the first of the peers
-        tracks = ["", *(" communication" if peer is None else f" communication with {peer}" for peer in peers)]
+        tracks = ["", *(" communication" if peer is None else f" communication {peer}" for peer in peers)]
         for track, what in enumerate(tracks):
             thread = {"ph": "M", "pid": pid, "tid": _tid(rank, track)}
             yield {**thread, "name": "thread_name", "args": {"name": f"{label} {rank}{what}"}}
@@ -82,12 +82,15 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
             yield {"ph": "C", "name": counter, "pid": pid, "ts": ts, "args": {"held": value}}
 
 
-def _peer(timeline: Timeline, rank: int, action: Action) -> int | None:
+def _peer(timeline: Timeline, rank: int, action: Action) -> str | None:
     """Return the peer of a message whose track is for messages with this peer only; they may overlap others'."""
-    if timeline.source != "simulated" or timeline.costs.links != "pair" or action.op not in COMMUNICATION:
+    links = timeline.costs.links
+    if timeline.source != "simulated" or links not in ("pair", "direction") or action.op not in COMMUNICATION:
         return None
     sender, receiver = timeline.schedule.placement.route(action)
-    return receiver if sender == rank else sender
+    if links == "direction":
+        return f"to {receiver}" if sender == rank else f"from {sender}"
+    return f"with {receiver if sender == rank else sender}"
 
 
 def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:

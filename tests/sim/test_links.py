@@ -31,8 +31,8 @@ def play(schedule, length, transfer, latency, links):
     standing = set()  # the ranks whose batch is posted
     waited = [{judge.unwaited(action) for action in order if judge.is_wait(action)} for order in orders]
 
-    def queue(rank, peer):
-        return queues.setdefault((rank, peer if links == "pair" else None), [])
+    def queue(rank, peer, sends):
+        return queues.setdefault((rank, None if links == "rank" else peer, links == "direction" and sends), [])
 
     now = 0
     while True:
@@ -41,10 +41,10 @@ def play(schedule, length, transfer, latency, links):
             changed = False
             for value, (end, source, target) in list(moving.items()):
                 if end == now:
-                    for rank, peer in ((source, target), (target, source)):
-                        del queue(rank, peer)[0][value]
-                        if not queue(rank, peer)[0]:
-                            del queue(rank, peer)[0]
+                    for one in (queue(source, target, True), queue(target, source, False)):
+                        del one[0][value]
+                        if not one[0]:
+                            del one[0]
                     here[value, target], sent[value] = now + latency[source, target], now
                     del moving[value]
                     changed = True
@@ -66,7 +66,7 @@ def play(schedule, length, transfer, latency, links):
                         groups = {}
                         for part in action.singles:
                             source, target = judge.ends(part, schedule.placement)
-                            place = id(queue(rank, target if rank == source else source))
+                            place = id(queue(rank, target if rank == source else source, rank == source))
                             groups.setdefault(place, {})[judge.message(part)[0]] = index, source, target
                         for one in queues.values():
                             one += [groups[id(one)]] if id(one) in groups else []
@@ -88,7 +88,7 @@ def play(schedule, length, transfer, latency, links):
                 changed = True
             for waiting in list(queues.values()):
                 for value, (_, source, target) in [*waiting[0].items()] if waiting else []:
-                    firsts = [(queue(*ends) or [{}])[0] for ends in ((source, target), (target, source))]
+                    firsts = [(queue(*ends) or [{}])[0] for ends in ((source, target, True), (target, source, False))]
                     if value not in moving and all(value in first for first in firsts):
                         end = now + transfer[source, target]
                         moving[value] = end, source, target
@@ -127,7 +127,7 @@ def draw(chance, loose=False, **options):
     return schedule, {**costs, "latency": latency, "transfer": transfer}, (schedule, length, transfer, latency)
 
 
-LINKS = st.sampled_from(["pair", "rank"])
+LINKS = st.sampled_from(["direction", "pair", "rank"])
 WAITS = re.compile(r"rank (\d+) waits at position (\d+) \((.+)\) for (\w+) of rank (\d+)")
 MESSAGE = re.compile(
     r"rank (?P<rank>\d+)'s (?P<kind>send|receive|batch) (?P<first>\S+) "
@@ -195,7 +195,7 @@ def test_links_that_are_used_in_turn_are_never_faster(chance):
     schedule, costs, _ = draw(chance, together=True)
     makespans = [
         simulate(schedule, Costs(**costs, links=links)).makespan
-        for links in ("free", "pair", "rank")
+        for links in ("free", "direction", "pair", "rank")
         if links == "free" or not pp.check(schedule, transport=links)
     ]
     assert makespans == sorted(makespans)
@@ -214,7 +214,7 @@ def test_a_free_transfer_is_latency(chance, lowered):
 
 @pytest.mark.parametrize("name", pp.schedules())
 @pytest.mark.parametrize("receive", ["early", "late"])
-@pytest.mark.parametrize("links", ["pair", "rank"])
+@pytest.mark.parametrize("links", ["direction", "pair", "rank"])
 def test_lowered_schedules_of_the_zoo_never_get_stuck(name, receive, links):
     lowered = pp.lower(pp.schedule(name, 4, 8), receive=receive)
     assert pp.check(lowered, transport=links) == []
@@ -370,7 +370,7 @@ def test_a_rank_that_waits_for_a_send_goes_on_when_it_is_received():
 def test_wrong_links_are_refused():
     lowered = pp.lower(pp.schedule("1f1b", 2, 2))
     for value in ("nccl", None, 1, ["pair"]):
-        with pytest.raises(SettingError, match='links must be "free", "pair" or "rank"; got '):
+        with pytest.raises(SettingError, match="links must be one of 'free', 'direction', 'pair', 'rank'; got "):
             Costs(links=value)
     for value in ("free", 1, ["pair"]):
         with pytest.raises(SettingError, match=r"transport must be one of .*; got "):

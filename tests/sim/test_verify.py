@@ -79,7 +79,10 @@ def test_what_cannot_be_compared_is_an_error():
         ({"baseline": "1f1b"}, "verify"),
         ({"peak": [4, 3]}, "peak has 2 numbers for 4 ranks"),
         ({"peak": "4"}, "peak must be activations of at least 0"),
-        ({"transport": "nccl"}, "transport must be one of 'buffered', 'rendezvous', 'any', 'pair', 'rank'; got 'nccl'"),
+        (
+            {"transport": "nccl"},
+            "transport must be one of 'buffered', 'rendezvous', .*; got 'nccl'",
+        ),
     ]:
         with pytest.raises(pp.SettingError, match=problem):
             pp.verify(schedule, **options)
