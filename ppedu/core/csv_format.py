@@ -51,6 +51,23 @@ NODES = {
     "SEND_BACKWARD": "SEND_B",
     "RECV_BACKWARD": "RECV_B",
 }
+# The types of HyperParallel's steps; steps of other types load data or move memory.
+STEPS = {
+    "FWD": "F",
+    "BWD": "B",
+    "BWD_INPUT": "I",
+    "BWD_WEIGHT": "W",
+    "FWD_SEND": "SEND_F",
+    "FWD_RECV": "RECV_F",
+    "BWD_SEND": "SEND_B",
+    "BWD_RECV": "RECV_B",
+    "BATCH_SEND_RECV": "BATCH_P2P",
+    "OVERLAP_F_B": "OVERLAP_F_B",
+    "OVERLAP_B_F": "OVERLAP_B_F",
+    "FSDP_UNSHARD": "UNSHARD",
+    "FSDP_RESHARD": "RESHARD",
+    "FSDP_REDUCE_GRAD": "REDUCE_GRAD",
+}
 
 
 def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
@@ -177,6 +194,7 @@ def recognized(source: Any) -> tuple[str, str]:
         ParseError, PipelineError: As in `rows_of` and `text_of`.
     """
     orders = getattr(source, "pipeline_order_with_comms", None) or getattr(source, "pipeline_order", source)
+    orders = getattr(orders, "exec_order", orders)
     if isinstance(orders, (list, tuple)):
         orders = dict(enumerate(orders))
     if isinstance(orders, Mapping):
@@ -203,11 +221,18 @@ def recognized(source: Any) -> tuple[str, str]:
 
 
 def _as_text(action: Any) -> str:
-    """Return an action, an instruction or a node of zero-bubble's as text: "None" for any other node.
+    """Return an action, an instruction, a node of zero-bubble's or a step of HyperParallel's as text.
+
+    It is "None" for nodes and steps that neither compute nor send.
 
     Raises:
         ParseError: The node is for a part of a sequence.
     """
+    if hasattr(action, "micro_index"):
+        op = STEPS.get(action.type.name)
+        if parts := getattr(action, "sub_steps", None):
+            return f"({';'.join(map(_as_text, parts))}){op}"
+        return f"{action.stage_index}{op}{'' if op in SHARDING else action.micro_index}" if op else "None"
     if not hasattr(action, "layer_group_idx"):
         return str(action)
     if action.seq_split_idx:

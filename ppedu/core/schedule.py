@@ -254,8 +254,9 @@ class Schedule:
                 actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
                 rank's second chunk for the next microbatch, and -2 its backward; DeepSpeed's schedules, a list with one
                 for each rank, or the instructions of each rank on a line; zero-bubble's nodes, a list for each rank; a
-                line of actions for each rank, with commas or spaces; the path of a file with one of these; or that of a
-                trace as `Run.load` reads it, a .json file, zipped or not, or a folder.
+                schedule of HyperParallel, or its `exec_order`; a line of actions for each rank, with commas or spaces;
+                the path of a file with one of these; or that of a trace as `Run.load` reads it, a .json file, zipped or
+                not, or a folder.
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
             name: By default that of a trace's schedule, otherwise "read".

@@ -230,6 +230,22 @@ def test_what_is_not_a_trace_is_refused(tmp_path):
             Schedule.read(tmp_path / "traces", **options)
 
 
+def step(kind, stage=None, microbatch=None, parts=None):
+    return SimpleNamespace(type=SimpleNamespace(name=kind), stage_index=stage, micro_index=microbatch, sub_steps=parts)
+
+
+def test_the_steps_of_hyperparallel_are_actions():
+    pair = step("OVERLAP_B_F", parts=(step("BWD_INPUT", 1, 0), step("FWD", 1, 1)))
+    batch = step("BATCH_SEND_RECV", parts=(step("BWD_SEND", 1, 0), step("FWD_RECV", 1, 2)))
+    made = SimpleNamespace(
+        exec_order={0: [step("FWD_SEND", 0, 0), None, step("SWAP_WAIT_LOAD", 0, 0)], 1: [pair, batch]}
+    )
+    made.exec_order[1] += [step("BWD_WEIGHT", 1, 0), step("FSDP_REDUCE_GRAD", 1), step("FWD_RECV", 1, 0)]
+    assert Schedule.read(made).to_csv() == (
+        "0SEND_F0\n(1I0;1F1)OVERLAP_B_F,(1SEND_B0;1RECV_F2)BATCH_P2P,1W0,1REDUCE_GRAD,1RECV_F0\n"
+    )
+
+
 def node(kind, stage, microbatch, part=0):
     return SimpleNamespace(type=kind, layer_group_idx=stage, microbatch=microbatch, seq_split_idx=part)
 

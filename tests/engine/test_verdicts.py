@@ -85,3 +85,8 @@ def test_each_reported_bug_gets_the_verdict_on_the_page():
         assert [each.text for each in pp.verify(schedule, **said)] == verdict.splitlines(), bug
         if said.get("transport") == "rendezvous":
             assert pp.verify(schedule) == [], "buffered, it is legal"
+
+
+def test_the_order_of_hyperparallel_gets_the_verdict_on_the_page():
+    text, verdict = re.findall(r"```text\n(.*?)\n```", PAGE.split("\n## HyperParallel")[1].split("\n## ")[0], re.DOTALL)
+    assert [each.text for each in pp.verify(pp.Schedule.read(text))] == verdict.splitlines()
