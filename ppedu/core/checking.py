@@ -18,8 +18,8 @@ def check(schedule: Schedule, *, transport: str = "buffered") -> list[Problem]:
     In a legal schedule every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
     rank that holds the stage and after its dependencies, and no ranks wait for each other in a cycle. A forward-only
     schedule has no backwards. In a legal lowered schedule, also, every result that another rank requires is sent and
-    received once, messages between two ranks are received in the order sent, a rank that waits for some of its
-    messages waits for all, and sharded weights are gathered before they are used.
+    received once, messages between two ranks are received in the order sent, a rank that waits for some messages of a
+    batch waits for all of it, and sharded weights are gathered before they are used.
 
     Args:
         transport: "buffered": a send ends at once. "rendezvous": a send, or the wait for it, ends when its peer has

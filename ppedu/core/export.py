@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import NamedTuple
 
-from ppedu.core.actions import COMPUTE, RECEIVE, Action, Op
+from ppedu.core.actions import COMPUTE, OVERLAP, RECEIVE, Action, Op
 from ppedu.core.checking import check
 from ppedu.core.csv_format import DEEPSPEEDS, NODES
 from ppedu.core.errors import ScheduleError, SettingError
@@ -184,7 +184,7 @@ def _require(what: str, schedule: Schedule, form: str, ops: Collection[Op], plac
     """Raise SettingError unless `form` has the ops and the placement of `schedule`; ScheduleError if it is illegal."""
     _require_one_copy(what, schedule, form)
     if other := next((action for action in chain(*schedule.orders) if action.op not in ops), None):
-        if other.parts:
+        if other.op in OVERLAP:
             reason = f"{form} have no pairs — take a schedule without, such as 1f1b for 1f1b-overlap"
         elif other.op in COMPUTE:
             reason = f"{form} have no halves of a backward — take a schedule without, such as 1f1b for zb-h1"

@@ -121,6 +121,8 @@ class _Inspection:
                 # Sharding actions always come here, because their blocks have the rank -1; most turn out to be right.
                 if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
+                    if action.op in WAITS and self.given.orders[rank][self.at(rank, index)].parts:
+                        continue  # that of a batch, whose message is reported
                     for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
                         if block.rank != rank:
                             self.misplaced.add((rank, index))
@@ -156,22 +158,17 @@ class _Inspection:
             yield "duplicate", f" has already been run (rank {first_rank}, position {self.at(first_rank, index)})"
 
     def _waits(self, rank: int, some: frozenset[Action]) -> Iterator[Problem]:
-        """Yield messages without a wait, where the rank waits for others: nothing tells when they are done.
+        """Yield messages of batches of which others are waited for, and not they: nothing tells when they are done.
 
         Args:
             some: The messages for which the order has a WAIT.
         """
-        ops = {message.op[:4] for message in some}
         for action in self.given.orders[rank]:
-            single = action.op in COMMUNICATION and action.op[:4] in ops
-            if (single and action not in some) or (action.op is Op.BATCH_P2P and not some.isdisjoint(action.parts)):
-                for message in action.singles:
+            if action.op is Op.BATCH_P2P and not some.isdisjoint(action.parts):
+                for message in action.parts:
                     if message not in some:
                         wait = message._replace(op=WAIT_OF[message.op])
-                        others = (
-                            "messages of its batch" if action.parts else "sends" if message.op in SEND else "receives"
-                        )
-                        why = f"rank {rank}: {wait} is never run, and other {others} have theirs"
+                        why = f"rank {rank}: {wait} is never run, and other messages of its batch have theirs"
                         yield Problem(rank, None, wait, "missing", why)
 
     def _sharding(self, rank: int) -> Iterator[Problem]:

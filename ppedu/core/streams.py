@@ -85,7 +85,7 @@ class Streams:
         self._ready: defaultdict[Action, Any] = defaultdict(int)  # when the later of its ranks has posted a message
         # By stream, the messages that have not started, those of a batch together; the time from which the stream can
         # carry the first of these; and that from which it carries nothing.
-        self._queues: defaultdict[Stream, deque[list[Action]]] = defaultdict(deque)
+        self._queues: defaultdict[Stream, deque[dict[Action, None]]] = defaultdict(deque)
         self._idle: defaultdict[Stream, Any] = defaultdict(int)
         self._busy: defaultdict[Stream, Any] = defaultdict(int)
         # By block, the distances to the results that an action waits for, or to the message that a WAIT does.
@@ -134,7 +134,7 @@ class Streams:
 
     def _post(self, rank: int, indexes: range) -> Iterator[int]:
         """Append messages to streams of one of their ranks. Yield the ranks of those that start."""
-        groups: dict[Stream, list[Action]] = {}
+        groups: dict[Stream, dict[Action, None]] = {}
         candidates = []  # a message that starts lets the next ones in its two streams start
         for index in indexes:
             action = self.schedule.orders[rank][index]
@@ -144,9 +144,9 @@ class Streams:
             self._ready[message] = max(self._ready[message], self._free[rank])
             stream = self._stream(message, rank)
             if stream not in groups:
-                groups[stream] = []
+                groups[stream] = {}
                 self._queues[stream].append(groups[stream])
-            groups[stream].append(message)
+            groups[stream][message] = None
             candidates.append(message)
         while candidates:
             candidate = candidates.pop()
@@ -156,12 +156,11 @@ class Streams:
             if all(queue and candidate in queue[0] for queue in queues):
                 self._start(candidate, streams)
                 for stream, queue in zip(streams, queues, strict=True):
-                    queue[0].remove(candidate)
+                    del queue[0][candidate]
                     if not queue[0]:
                         queue.popleft()
                         self._idle[stream] = self._busy[stream]
-                    if queue:
-                        candidates += queue[0]
+                        candidates += queue[0] if queue else ()
                 yield from self._routes[candidate][self._woken :]
 
     def _start(self, message: Action, streams: Sequence[Stream]) -> None:
@@ -220,7 +219,7 @@ class Streams:
             if rank not in self._posted[message]:
                 return rank
         firsts = (self._queues[stream][0] for stream in self._streams(message))
-        return next(first[0] for first in firsts if message not in first)
+        return next(next(iter(first)) for first in firsts if message not in first)
 
     def _wait(self, waiter: int | Action, awaited: int | Action) -> tuple[int, int, str]:
         """Return a sentence about what waits for what, with the rank and the position of an action in it.
@@ -234,6 +233,8 @@ class Streams:
             assert isinstance(awaited, Action)
             position, (sender, _) = self._positions[waiter][self._reached[waiter]], self._routes[awaited]
             waits = f"rank {waiter} waits at position {position} ({orders[waiter][position]})"
+            if sender == waiter:
+                return waiter, position, f"{waits} until {awaited} is received"
             return waiter, position, f"{waits} for {awaited} of rank {sender}"
         sender, receiver = self._routes[waiter]
         if isinstance(awaited, int):

@@ -45,7 +45,7 @@ def record(pipe: Any, ranks: int, microbatches: int, **settings: Any) -> Schedul
     if not isinstance(pipe, type):
         orders = megatron(pipe, ranks, microbatches, **settings)
         placement = Placement.make("loop", ranks, settings.get("chunks", 1))
-        return Schedule(f"recorded {pipe.__name__}", placement, microbatches, orders)
+        return _recorded(pipe, placement, microbatches, orders)
     if settings:
         raise SettingError(f"{next(iter(settings))} is a setting of Megatron-LM's loops; {pipe.__name__} takes none")
     base = next((each for each in getattr(pipe, "__mro__", ()) if each.__name__ in KINDS), None)
@@ -67,6 +67,12 @@ def record(pipe: Any, ranks: int, microbatches: int, **settings: Any) -> Schedul
         orders = tuple(tuple(_order(pipe, placement, rank, microbatches)) for rank in range(ranks))
     finally:
         vars(comm).update(before)
+    return _recorded(pipe, placement, microbatches, orders)
+
+
+def _recorded(pipe: Any, placement: Placement, microbatches: int, orders: tuple[tuple[Action, ...], ...]) -> Schedule:
+    if not any(orders):
+        raise SettingError(f"{pipe.__name__} ends without computing anything, so there is nothing to record")
     return Schedule(f"recorded {pipe.__name__}", placement, microbatches, orders)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from inspect import unwrap
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ppedu.core import TOWARDS, Action, Op, SettingError
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, require_instance
 
 
 def megatron(
@@ -48,11 +48,16 @@ def megatron(
     for name, value in sizes.items():
         require_count(name, value)
     names = getattr(unwrap(loop), "__globals__", {}) if callable(loop) else {}
-    if not {"P2PCommunicator", "ProcessGroupCollection"} <= names.keys():
+    pipelining = getattr(loop, "__name__", "") != "forward_backward_no_pipelining"
+    if not pipelining or not {"P2PCommunicator", "ProcessGroupCollection"} <= names.keys():
         raise SettingError(
             "pipe must be DualPipe, DualPipeV, or a forward_backward_pipelining_… function of Megatron-LM's; "
             f"got {loop!r}"
         )
+    require_instance("overlap", overlap, bool, "True or False")
+    require_instance("overlap_all", overlap_all, bool, "True or False")
+    require_instance("batch", batch, (bool, NoneType), "True or False")
+    require_count("group", ranks if group is None else group)
     settings = {
         "microbatch_group_size_per_vp_stage": ranks if group is None else group,
         "overlap_p2p_comm": overlap,
@@ -122,7 +127,7 @@ class _Rank:
         try:
             vars(dist).update(functions)
             torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-            with _OnCpu(), torch.enable_grad():
+            with _OnCpu(), torch.device("cpu"), torch.inference_mode(False):
                 loop(
                     forward_step_func=lambda data, stage: (stage(next(data)), lambda output: (output.sum(), {})),
                     data_iterator=[iter(range(microbatches)) for _ in range(self.chunks)],
@@ -160,7 +165,12 @@ class _Rank:
         """Give a tensor the value by which it is recognized later, in copies too."""
         value = len(self.tensors) + 2.0  # the gradient of a loss is 1 or smaller
         self.tensors[value] = what
-        return tensor.detach().fill_(value)
+        tensor.detach().fill_(value)
+        if tensor.item() != value:
+            raise RuntimeError(
+                f"its tensors of {tensor.dtype} cannot hold the number {value:.0f}; let it receive float32"
+            )
+        return tensor.detach()
 
     def use(self, tensor: Tensor, action: Action) -> None:
         """Name the message that a tensor came with."""
@@ -207,7 +217,8 @@ class _Stage(nn.Module):
         if self.received is not None:
             self.on.use(self.received, Action(self.stage, Op.RECV_F, microbatch))
         self.on.order.append(Action(self.stage, Op.F, microbatch))
-        output = torch.ones(1, 1, 1, requires_grad=True).clone() if self.received is None else self.received.clone()
+        given = torch.ones(1, 1, 1, dtype=torch.float32, requires_grad=True) if self.received is None else self.received
+        output = given.clone()
         output.register_hook(partial(self.backward, microbatch))
         self.on.mark(output, Action(self.stage, Op.SEND_F, microbatch))
         return output

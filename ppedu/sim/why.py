@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ppedu.core import COMMUNICATION, SEND, Action, Result, produces, requires
+from ppedu.core import COMMUNICATION, RECEIVE, SEND, WAITS, Action, Result, produces, requires
+from ppedu.core.dependencies import awaited
 from ppedu.core.numeric import pretty, ratio
 from ppedu.core.placement import other_end
 from ppedu.core.streams import Stream, stream_of
@@ -20,11 +21,15 @@ Place = tuple[int, int]  # a rank, and the index of one of its compute spans
 
 
 class Posting(NamedTuple):
-    """When a rank posted a message, whether it sends it, and the compute span before, whose index may be -1."""
+    """When a rank posted a message, whether it sends it, and the compute span before, whose index may be -1.
+
+    If a wait came between, `after` is the result that the message it waited for carries.
+    """
 
     time: Any
     sends: bool
     place: Place
+    after: Result | None
 
 
 class Trip(NamedTuple):
@@ -63,6 +68,10 @@ class Reasons:
         }
         occupied = timeline.source == "simulated" and timeline.costs.links != "free"
         self.trips = trips_of(timeline) if occupied else {}
+        self.waits = dict(self._waits())
+        self.sent = {  # by result, the time from which its message travels, which may be later than its end
+            carried(action): end for row in timeline.rows for action, _, end in row if action.op in SEND
+        }
         self.awaited = dict(self._barriers())  # by a rank's first span after a barrier: the last span before it
 
     def __getitem__(self, place: Place) -> Span:
@@ -73,21 +82,50 @@ class Reasons:
         rank, index = place
         if index:
             yield rank, index - 1
-        yield from (self.maker[need] for need in requires(self[place].action, self.placement) if need in self.maker)
+        yield from (self.maker[need] for need in self._needs(place) if need in self.maker)
         if place in self.awaited:
             yield self.awaited[place]
 
     def last_cause(self, place: Place) -> Place | None:
         """Return the span whose result arrived last, of all that a span waited for; None if it waited for none."""
+        if sent := self._last_send(place):
+            return origin(self.trips, sent)
+        return max(self.waited_for(place), key=lambda cause: self._arrival(cause, place), default=None)
 
-        def arrives(cause: Place) -> Any:
-            if not self._sends(cause, place):
-                return self[cause].end
-            if self.trips:
-                return self._message(cause, place)[1].arrival
-            return self[cause].end + self.timeline.costs.delay(cause[0], place[0])
+    def _arrival(self, cause: Place, place: Place) -> Any:
+        """Return when the result of a span that `place` waited for arrived."""
+        if not self._sends(cause, place):
+            return self[cause].end
+        if self.trips:
+            return self._message(cause, place)[1].arrival
+        sent = (self.sent.get(need, self[cause].end) for need in self._needs(place) if self.maker.get(need) == cause)
+        return max(sent) + self.timeline.costs.delay(cause[0], place[0])
 
-        return max(self.waited_for(place), key=arrives, default=None)
+    def _waits(self) -> Iterator[tuple[Place, list[Action]]]:
+        """Yield the waits between a rank's compute spans, each time with the span after them."""
+        for rank, row in enumerate(self.timeline.rows):
+            index, waits = 0, list[Action]()
+            for action, _, _ in row:
+                if action.op in WAITS:
+                    waits.append(action)
+                elif action.computes:
+                    if waits:
+                        yield (rank, index), waits
+                    index, waits = index + 1, []
+
+    def _needs(self, place: Place) -> tuple[Result, ...]:
+        """Return the results that a span requires, and those that its rank waits for before it."""
+        received = [message for message in map(awaited, self.waits.get(place, ())) if message.op in RECEIVE]
+        return (*requires(self[place].action, self.placement), *map(carried, received))
+
+    def _last_send(self, place: Place) -> Result | None:
+        """Return the result in the message that a rank waits for at last before a span, if it sends this one."""
+        sent = [carried(message) for message in map(awaited, self.waits.get(place, ())) if message.op in SEND]
+        if not sent or not self.trips:
+            return None
+        last = max(sent, key=lambda result: self.trips[result].end)
+        others = (self._arrival(cause, place) for cause in self.waited_for(place))
+        return last if self.trips[last].end > max(others, default=self.timeline.start) else None
 
     def _sends(self, cause: Place, place: Place) -> bool:
         """Return whether a span waits for a message from its cause, and not for its own rank or a barrier."""
@@ -95,8 +133,7 @@ class Reasons:
 
     def _message(self, cause: Place, place: Place) -> tuple[Result, Trip]:
         """Return the result of `cause` that arrives last of those that `place`, on another rank, requires."""
-        needs = requires(self[place].action, self.placement)
-        found = ((need, self.trips[need]) for need in needs if self.maker.get(need) == cause)
+        found = ((need, self.trips[need]) for need in self._needs(place) if self.maker.get(need) == cause)
         return max(found, key=lambda each: each[1].arrival)
 
     def critical_path(self) -> list[Place]:
@@ -112,7 +149,7 @@ class Reasons:
     def _decisive(self, place: Place) -> Place | None:
         """Return the span that determines when a span starts: its last cause, or what its message waits for."""
         cause = self.last_cause(place)
-        if self.trips and cause is not None and self._sends(cause, place):
+        if self.trips and cause is not None and self._sends(cause, place) and not self._last_send(place):
             return origin(self.trips, self._message(cause, place)[0])
         return cause
 
@@ -145,6 +182,8 @@ class Reasons:
         action, start, _ = row[index]
         waits = f"rank {rank} waits {self._clock(before, start)}: {action}"
         cause = self.last_cause((rank, index))
+        if sent := self._last_send((rank, index)):
+            return f"{waits} comes after the wait for {self.trips[sent].ends[rank]}, which ends at {self._clock(start)}"
         if cause is None or cause[0] == rank:
             return f"{waits} could have started before"
         maker = self[cause]
@@ -152,7 +191,12 @@ class Reasons:
             return f"{waits} is of the next step, and rank {cause[0]} ends this one at {self._clock(maker.end)}"
         ends = f", which ends at {self._clock(maker.end)} on" if maker.end < start else " from"
         late = self._late(cause, (rank, index)) if self.trips else ""
-        return f"{waits} needs {maker.action}{ends} rank {cause[0]}{late}"
+        needs = "needs"
+        if all(self.maker.get(need) != cause for need in requires(action, self.placement)):
+            messages = map(awaited, self.waits[rank, index])
+            message = next(each for each in messages if each.op in RECEIVE and self.maker.get(carried(each)) == cause)
+            needs = f"comes after the wait for {message}, which needs"
+        return f"{waits} {needs} {maker.action}{ends} rank {cause[0]}{late}"
 
     def _late(self, cause: Place, place: Place) -> str:
         """Return when the message from `cause` to `place` starts, and after which other one, if it has to wait."""
@@ -252,23 +296,29 @@ def trips_of(timeline: Timeline) -> Trips:
     costs, placement = timeline.costs, timeline.schedule.placement
     for rank, row in enumerate(timeline.rows):
         last: dict[Stream, Result] = {}  # the last message in each of the rank's streams
-        index, free = -1, timeline.start  # of the last compute span so far: its index, and its end
+        index, free, after = -1, timeline.start, None  # of the last compute span so far: its index, and its end
         for action, start, end in row:
             if action.computes:
-                index, free = index + 1, end
+                index, free, after = index + 1, end, None
+            if action.op in WAITS and end > free:
+                free, after = end, carried(awaited(action))
             if action.op in COMMUNICATION:
-                sends = action.op in SEND
-                message = action if sends else other_end(action)
-                result = message.op[-1], message.stage, message.microbatch
-                source, target = placement.route(message)
+                sends, result = action.op in SEND, carried(action)
+                source, target = placement.route(action)
                 new = Trip(start, end, start + costs.delay(source, target), {}, {}, {})
                 trip = trips.setdefault(result, new)
-                trip.ends[rank], trip.posted[rank] = action, Posting(free, sends, (rank, index))
+                trip.ends[rank], trip.posted[rank] = action, Posting(free, sends, (rank, index), after)
                 stream = stream_of(costs.links, rank, target if sends else source, sends)
                 if stream in last:
                     trip.before[rank] = last[stream]
                 last[stream] = result
     return trips
+
+
+def carried(message: Action) -> Result:
+    """Return the result that a SEND or RECV carries: ("F", 2, 0) for 2SEND_F0 and 3RECV_F0."""
+    stage, op, microbatch, _ = message if message.op in SEND else other_end(message)
+    return op[-1], stage, microbatch
 
 
 def blocker(trips: Trips, result: Result) -> tuple[int, Result] | None:
@@ -278,15 +328,25 @@ def blocker(trips: Trips, result: Result) -> tuple[int, Result] | None:
     """
     trip = trips[result]
     posted = max(posting.time for posting in trip.posted.values())
-    late = [(trips[each].end, rank, each) for rank, each in trip.before.items() if trips[each].end > posted]
-    if not late:
+    if trip.start == posted:
         return None
-    _, rank, before = max(late, key=lambda each: each[0])
-    return rank, before
+    for rank, before in trip.before.items():
+        earlier: Result | None = before
+        while earlier is not None:  # the messages of a batch travel side by side, and any may be the last
+            if trips[earlier].end == trip.start:
+                return rank, earlier
+            earlier = trips[earlier].before.get(rank) if trips[earlier].end > posted else None
+    return None
 
 
 def origin(trips: Trips, result: Result) -> Place:
     """Return the compute span after which the message with this result could start."""
-    while found := blocker(trips, result):
-        _, result = found
-    return max(trips[result].posted.values()).place
+    seen: set[Result] = set()
+    while result not in seen:  # messages that take no time may seem to wait for each other
+        seen.add(result)
+        posting = max(trips[result].posted.values(), key=lambda each: each[:3])
+        if found := blocker(trips, result):
+            _, result = found
+        elif posting.after:
+            result = posting.after
+    return posting.place

@@ -5,6 +5,7 @@ import torch
 from llama import LLAMA, LlamaBlock
 from releases import needs
 from torch import nn
+from torch.nn import functional
 
 import ppedu as pp
 from ppedu.engine.ranks.versions import FUSED_GROUPS
@@ -97,3 +98,25 @@ def test_the_bytes_that_a_gpu_kept():
     compiled = {4096: 2_283_933_696, 8192: 4_567_863_296}  # of 4 layers, by torch.compile
     for sequence, kept in compiled.items():
         assert 4 * model.pieces(sequence).pieces[1].activation == pytest.approx(kept, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("norm", "kept"),
+    [
+        (lambda x, weight: functional.rms_norm(x, (4, 8)), 256 + 2 * 4),
+        (lambda x, weight: functional.rms_norm(x, (8,), eps=1e-6), 256 + 8 * 4),
+        (lambda x, weight: torch.rms_norm(x, (8,), weight, 1e-6), 256 + 8 * 4),
+        (lambda x, weight: functional.rms_norm(x, (8,), 1 + weight), 256 + 8 * 4 + 32),
+    ],
+)
+def test_a_norm_keeps_its_input_a_number_for_each_row_and_a_weight_that_is_computed(norm, kept):
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x):
+            return norm(x, self.weight)
+
+    with torch.device("meta"):
+        assert pp.Model.of(nn.Sequential(Norm()), torch.zeros(2, 4, 8)).pieces[0].activation == kept

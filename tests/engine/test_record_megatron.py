@@ -20,10 +20,10 @@ class P2PCommunicator:
     """With three of the methods of Megatron's, and its messages: those with one rank are posted together."""
 
     def __init__(self, pp_group, config):
-        self.rank, self.last = pp_group.rank(), pp_group.size() - 1
+        self.rank, self.last, self.dtype = pp_group.rank(), pp_group.size() - 1, config.pipeline_dtype
 
     def _exchange(self, peer, sent, received):
-        tensor = torch.empty(1, 1, 1, requires_grad=True, device="cuda") if received else None
+        tensor = torch.empty(1, 1, 1, dtype=self.dtype, requires_grad=True, device="cuda") if received else None
         calls = [dist.P2POp(dist.isend, sent, peer)] if sent is not None else []
         calls += [dist.P2POp(dist.irecv, tensor, peer)] if received else []
         for handle in dist.batch_isend_irecv(calls):
@@ -138,6 +138,39 @@ def test_what_cannot_be_recorded_is_an_error(given, problem):
     with pytest.raises(pp.SettingError, match=problem):
         pp.run.record(*given[:3], **({"chunks": given[3]} if given[3:] else {}))
     assert dist.isend is before
+
+
+def idle(**_):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"overlap": "no"}, "overlap must be True or False; got 'no'"),
+        ({"batch": 2}, "batch must be True or False; got 2"),
+        ({"group": "a"}, "group must be a whole number; got 'a'"),
+        ({"wrong": 1}, "there is no wrong; there are chunks, group, overlap, overlap_all and batch"),
+    ],
+)
+def test_wrong_settings_are_errors(settings, problem):
+    with pytest.raises(pp.SettingError, match=problem):
+        pp.run.record(loop, 2, 2, **settings)
+
+
+def test_a_loop_that_does_nothing_is_an_error():
+    with pytest.raises(pp.SettingError, match="idle ends without computing anything"):
+        pp.run.record(idle, 2, 2)
+
+
+def test_what_torch_is_set_to_does_not_matter():
+    expected = pp.run.record(loop, 2, 300)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.inference_mode(), torch.device("meta"):
+            assert pp.run.record(loop, 2, 300) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -276,10 +276,20 @@ def test_a_message_whose_link_becomes_free_when_it_is_posted_has_not_waited():
     assert path == ["0F0", "0F1", "1F1", "1B0", "0B0", "0B1"]
 
 
+@given(st.randoms(use_true_random=False), st.sampled_from(["free", "direction", "pair", "rank"]))
+@often(150)
+def test_every_gap_has_a_reason(chance, links):
+    schedule, costs, _ = draw(chance, loose=True, together=chance.random() < 0.5)
+    if links == "free" or not pp.check(schedule, transport=links):
+        reasons = [gap.why for gap in simulate(schedule, Costs(**costs, links=links)).gaps()]
+        assert not any("could have started before" in why for why in reasons), reasons
+
+
+@pytest.mark.parametrize("loose", [False, True])
 @given(st.randoms(use_true_random=False), LINKS)
 @often(150)
-def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(chance, links):
-    schedule, costs, _ = draw(chance, together=chance.random() < 0.5, most_microbatches=5)
+def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(loose, chance, links):
+    schedule, costs, _ = draw(chance, loose, together=chance.random() < 0.5, most_microbatches=5)
     if pp.check(schedule, transport=links):
         return
     timeline = simulate(schedule, Costs(**costs, links=links))

@@ -128,17 +128,19 @@ class _WholeNorms(TorchFunctionMode):
     """RMSNorm saves its input and a number for each row, as on a GPU; a CPU saves the results of several steps."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is functional.rms_norm:
-            return _WholeNorm.apply(*args, *(kwargs or {}).values())  # type: ignore[no-untyped-call]
+        if function in (functional.rms_norm, torch.rms_norm):
+            names = ("input", "normalized_shape", "weight", "eps")
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            return _WholeNorm.apply(*map(given.get, names))  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
 class _WholeNorm(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, *others: Any) -> torch.Tensor:
-        rows = x.new_empty(x.shape[:-1], dtype=torch.float32)
-        context.save_for_backward(x, rows)
-        return functional.rms_norm(x, *others)
+    def forward(context: Any, x: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> torch.Tensor:
+        rows = x.new_empty(x.shape[: x.dim() - len(shape)], dtype=torch.float32)
+        context.save_for_backward(x, rows, weight)
+        return functional.rms_norm(x, shape, weight, eps)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
