@@ -33,7 +33,9 @@ Stream = tuple[int, ...]  # the rank that it belongs to, and its peer, and wheth
 
 def stream_of(links: str, rank: int, peer: int, sends: bool) -> Stream:
     """Return the stream in which a rank posts a message that it sends to a peer, or receives from it."""
-    return {"direction": (rank, peer, sends), "pair": (rank, peer), "rank": (rank,)}[links]
+    if links == "rank":
+        return (rank,)
+    return (rank, peer) if links == "pair" else (rank, peer, sends)
 
 
 def require_links(schedule: Schedule, links: str) -> None:
