@@ -26,7 +26,7 @@ def record(pipe: Any, ranks: int, microbatches: int, **settings: Any) -> Schedul
 
     Their code is called once for each rank, here. In place of computing and sending, it is written down what is asked
     for. A message is named by the forward or backward that made or uses its tensor; so if two ranks disagree about a
-    message, `check` finds it.
+    message, `check` finds it. A loop of Megatron-LM's that frees or overwrites what it still sends is refused.
 
     Args:
         pipe: A class: `DualPipe` or `DualPipeV` of github.com/deepseek-ai/DualPipe, or one derived from them. Its

@@ -78,15 +78,23 @@ def megatron(
 
 
 class _Message:
-    """A message that is posted, and its handle. `action` is its name, which a receive gets when its tensor is used."""
+    """A message that is posted, and its handle. `action` is its name, which a receive gets when its tensor is used.
 
-    def __init__(self, order: list[Any], peer: int, action: Action | None = None):
+    Args:
+        sent: The tensor that is sent; it must stay as it is until the rank has waited for it.
+    """
+
+    def __init__(self, order: list[Any], peer: int, action: Action | None = None, sent: Tensor | None = None):
         self.order, self.peer, self.action, self.waited = order, peer, action, False
+        self.sent, self.value = sent, None if sent is None else sent.item()
 
     def wait(self) -> None:
-        if not self.waited:
-            self.waited = True
-            self.order.append(self)
+        if self.waited:
+            return
+        self.waited = True
+        self.order.append(self)
+        if self.sent is not None and self.sent.item() != self.value:
+            raise RuntimeError(f"it frees or overwrites the tensor of {self} before it waits for it")
 
     def __str__(self) -> str:
         return str(self.action)
@@ -146,7 +154,7 @@ class _Rank:
         action = self.tensors.get(tensor.item())
         if not isinstance(action, Action):
             raise RuntimeError("it sends a tensor that no forward or backward of this rank has returned")
-        message = _Message(self.order, dst, action)
+        message = _Message(self.order, dst, action, tensor)
         self.order.append([message])
         return message
 

@@ -82,6 +82,15 @@ def asynchronous(*, forward_step_func, data_iterator, model, p2p_communicator, *
         dist.isend(tensor=tensor.grad, dst=0).wait()
 
 
+def freed(*, forward_step_func, data_iterator, model, p2p_communicator, **_):
+    """As in Megatron-LM 4047: an output is freed while it is sent."""
+    model[0].set_input_tensor([None])
+    output, _ = forward_step_func(data_iterator[0], model[0])
+    handle = dist.isend(tensor=output, dst=1)
+    output.data = torch.empty(1, 1, 1)
+    handle.wait()
+
+
 def unused(*, p2p_communicator, **_):
     p2p_communicator.with_next(receive=True)
 
@@ -124,6 +133,7 @@ def test_a_message_that_is_waited_for_later_is_written_twice():
     ("given", "problem"),
     [
         ((unused, 2, 1), r"unused\(ranks=2, .*on rank 0: .* a tensor from rank 1 that no forward or backward uses"),
+        ((freed, 2, 1), "on rank 0: .* frees or overwrites the tensor of 0SEND_F0 before it waits for it"),
         ((unmade, 2, 1), "on rank 0: .* sends a tensor that no forward or backward of this rank has returned"),
         ((twice, 2, 2), "on rank 1: .* what it uses as 1RECV_F1 is 1RECV_F0"),
         ((loop, 2, 1, 2), "on rank 1: .* what it uses as 1RECV_B0 is not received"),
