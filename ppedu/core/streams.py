@@ -83,6 +83,7 @@ class Streams:
         self._free: list[Any] = [0] * schedule.ranks  # the time from which a rank is free
         self._exists: list[Any] = [None] * self.numbered.total  # by number: the time from which a result exists
         self._routes: dict[Action, tuple[int, int]] = {}  # by message, its sender and its receiver
+        self._streams: dict[Action, tuple[Stream, Stream]] = {}  # and their streams that carry it
         self._posted: defaultdict[Action, dict[int, int]] = defaultdict(dict)  # by message and rank, the index
         self._ready: defaultdict[Action, Any] = defaultdict(int)  # when the later of its ranks has posted a message
         # By stream, the messages that have not started, those of a batch together; the time from which the stream can
@@ -141,7 +142,10 @@ class Streams:
         for index in indexes:
             action = self.schedule.orders[rank][index]
             message = action if action.op in SEND else other_end(action)
-            self._routes[message] = self.schedule.placement.route(message)
+            if message not in self._routes:
+                sender, receiver = route = self.schedule.placement.route(message)
+                streams = stream_of(self.links, sender, receiver, True), stream_of(self.links, receiver, sender, False)
+                self._routes[message], self._streams[message] = route, streams
             self._posted[message][rank] = index
             self._ready[message] = max(self._ready[message], self._free[rank])
             stream = self._stream(message, rank)
@@ -152,11 +156,11 @@ class Streams:
             candidates.append(message)
         while candidates:
             candidate = candidates.pop()
-            streams = self._streams(candidate)
+            streams = self._streams[candidate]
             queues = [self._queues[stream] for stream in streams]
             # It is among the first in both of its streams, so both of its ranks have posted it.
             if all(queue and candidate in queue[0] for queue in queues):
-                self._start(candidate, streams)
+                self._start(candidate)
                 for stream, queue in zip(streams, queues, strict=True):
                     del queue[0][candidate]
                     if not queue[0]:
@@ -165,9 +169,9 @@ class Streams:
                         candidates += queue[0] if queue else ()
                 yield from self._routes[candidate][self._woken :]
 
-    def _start(self, message: Action, streams: Sequence[Stream]) -> None:
-        """Enter the times of a message that both ranks have posted and no other message blocks in its streams."""
-        route = self._routes[message]
+    def _start(self, message: Action) -> None:
+        """Enter the times of a message that both ranks have posted and no other message blocks."""
+        route, streams = self._routes[message], self._streams[message]
         start = max([self._ready[message], *(self._idle[stream] for stream in streams)])
         end = start + self._transfer(*route)
         for rank, index in self._posted[message].items():
@@ -177,14 +181,9 @@ class Streams:
         for action, time in ((message, end), (other_end(message), start + self._delay(*route))):
             self._exists[self.numbered.number(action.op, action.stage, action.microbatch)] = time
 
-    def _streams(self, message: Action) -> list[Stream]:
-        """Return the two streams that carry a message: the sender's and the receiver's."""
-        return [self._stream(message, rank) for rank in self._routes[message]]
-
     def _stream(self, message: Action, rank: int) -> Stream:
         """Return the stream of one of a message's two ranks that carries it."""
-        sender, receiver = self._routes[message]
-        return stream_of(self.links, rank, receiver if rank == sender else sender, rank == sender)
+        return self._streams[message][rank != self._routes[message][0]]
 
     # --- deadlocks ------------------------------------------------------------------------------------------------
 
@@ -220,7 +219,7 @@ class Streams:
         for rank in self._routes[message]:
             if rank not in self._posted[message]:
                 return rank
-        firsts = (self._queues[stream][0] for stream in self._streams(message))
+        firsts = (self._queues[stream][0] for stream in self._streams[message])
         return next(next(iter(first)) for first in firsts if message not in first)
 
     def _wait(self, waiter: int | Action, awaited: int | Action) -> tuple[int, int, str]:
