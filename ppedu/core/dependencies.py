@@ -125,7 +125,8 @@ class Numbered:
         waits: bool = False,
     ):
         self.placement, self.microbatches, self.lowered, self.waits = placement, microbatches, lowered, waits
-        self.never = len(KINDS) * placement.stages * microbatches
+        kinds = len(KINDS) - (0 if waits else len(WAITS))  # those of waits are the last
+        self.never = kinds * placement.stages * microbatches
         self.total = self.never + 1
         self.split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
         self.blocks: list[ActionBlock] = []
