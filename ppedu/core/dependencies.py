@@ -292,9 +292,8 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     orders, size = numbered.orders, numbered.microbatches
     required = [block.requires for block in numbered.blocks]
     produced = [block.produces for block in numbered.blocks]
-    posted: list[tuple[int, ...]] = [()] * len(
-        numbered.blocks
-    )  # distances of results that exist once a rank is at the action
+    # The distances to results that exist once a rank is at the action, whether it has run or not.
+    posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)
     if rendezvous:
         required = [block.requires + block.meets for block in numbered.blocks]
         posted = [block.enters for block in numbered.blocks]

@@ -159,7 +159,7 @@ class _Inspection:
             yield "duplicate", f" has already been run (rank {first_rank}, position {self.at(first_rank, index)})"
 
     def _waits(self, rank: int, some: frozenset[Action]) -> Iterator[Problem]:
-        """Yield messages of batches of which others are waited for, and not they: nothing tells when they are done.
+        """Yield messages without a wait where others of their batch have one: nothing tells when they are done.
 
         Args:
             some: The messages for which the order has a WAIT.

@@ -124,7 +124,7 @@ class Schedule:
 
     @cached_property
     def one_by_one(self) -> Schedule:
-        """The schedule with the messages of each batch one by one, in its order; itself if there is no batch.
+        """The schedule in which single messages replace each batch. Without batches, it is this schedule itself.
 
         Posting does not wait, so messages that are posted one after the other, and then waited for, are a batch in all
         but the communication stream that carries them; see `Streams`. A batch without a WAIT gets them all:

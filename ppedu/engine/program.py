@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from ppedu.core import COMMUNICATION, RECEIVE, SEND, Action, Op, Result, Schedule, produces, requires, strip
-from ppedu.engine.ranks.messages import other_end
+from ppedu.core.placement import other_end
 
 AHEAD = 2  # computing actions, by which a receive is posted early where that is possible
 FORWARD = {Op.F, Op.SEND_F, Op.RECV_F}

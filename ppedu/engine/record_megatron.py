@@ -42,7 +42,7 @@ def megatron(
     """
     if unknown:
         raise SettingError(
-            f"there is no {next(iter(unknown))}; there are chunks, group, overlap, overlap_all and batch"
+            f"unknown setting {next(iter(unknown))!r}; known: chunks, group, overlap, overlap_all, batch"
         )
     sizes = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
     for name, value in sizes.items():

@@ -160,7 +160,7 @@ def idle(**_):
         ({"overlap": "no"}, "overlap must be True or False; got 'no'"),
         ({"batch": 2}, "batch must be True or False; got 2"),
         ({"group": "a"}, "group must be a whole number; got 'a'"),
-        ({"wrong": 1}, "there is no wrong; there are chunks, group, overlap, overlap_all and batch"),
+        ({"wrong": 1}, "unknown setting 'wrong'; known: chunks, group, overlap, overlap_all, batch"),
     ],
 )
 def test_wrong_settings_are_errors(settings, problem):

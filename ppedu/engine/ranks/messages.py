@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ppedu.core import SEND, TOWARDS, Action, CommunicationError, Op, PipelineError, Placement, label
+from ppedu.core import SEND, Action, CommunicationError, Op, PipelineError, Placement, label
+from ppedu.core.placement import other_end
 from ppedu.core.waiting import Wait, published
 from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
@@ -354,12 +355,6 @@ class Messages:
             wants_grad, *layout = header[start : start + 1 + LAYOUT_SIZE]
             layouts.append(Layout(*decode_layout(layout), bool(wants_grad)))
         return layouts
-
-
-def other_end(action: Action) -> Action:
-    """Return the receive that matches a send, or the send that matches a receive."""
-    op = Op(f"{'RECV' if action.op in SEND else 'SEND'}_{action.op[-1]}")
-    return Action(action.stage + TOWARDS[action.op], op, action.microbatch)
 
 
 def checksum(tensor: torch.Tensor) -> int:
