@@ -117,7 +117,7 @@ CALLS = {
     },
     "Costs.unit": (lambda unit: str(costs(unit=unit)), "s"),
     "Costs.memory_unit": (lambda unit: str(costs(memory_unit=unit)), "GB"),
-    "Costs.links": (lambda links: Costs(links=links), "pair"),
+    "Costs.transport": (lambda transport: Costs(transport=transport), "pair"),
     "check, transport": (lambda transport: pp.check(pp.lower(SCHEDULE), transport=transport), "pair"),
     "Costs.recompute": (lambda recompute: costs(recompute=recompute), True),
     "simulate, steps": (lambda steps: pp.simulate(SCHEDULE, steps=steps), 2),

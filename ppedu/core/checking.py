@@ -5,11 +5,11 @@ from __future__ import annotations
 from ppedu.core.dependencies import replay
 from ppedu.core.problems import Problem, find_problems
 from ppedu.core.schedule import Schedule, require_schedule
-from ppedu.core.streams import LINKS, Streams, require_links
+from ppedu.core.streams import STREAMED, Streams, require_streamed
 from ppedu.core.validate import require_one_of
 
 # How messages block their ranks and each other.
-TRANSPORTS = ("buffered", "rendezvous", "any", *LINKS)
+TRANSPORTS = ("buffered", "rendezvous", "any", *STREAMED)
 
 
 def check(schedule: Schedule, *, transport: str = "buffered") -> list[Problem]:
@@ -26,16 +26,16 @@ def check(schedule: Schedule, *, transport: str = "buffered") -> list[Problem]:
             reached the receive. A receive waits for its message either way. "any": the transport may buffer a send or
             not, as MPI and NCCL may, by its size; if that matters, there is a problem of the kind "unknown".
             "direction", "pair", "rank": messages are carried one by one, or batch by batch, in the order in which a
-            rank reaches them, as with `Costs(links=…)`: by two streams for each peer, one for each direction, by one
-            for each peer, or by one for all. The schedule must be lowered.
+            rank reaches them, as in `Costs`: by two streams for each peer, one for each direction, by one for each
+            peer, or by one for all. The schedule must be lowered.
 
     Raises:
         SettingError: `schedule` is not a Schedule, or the transport is unknown or not for it.
     """
     require_schedule("check", schedule)
     require_one_of("transport", transport, TRANSPORTS)
-    if transport in LINKS:
-        require_links(schedule, transport)
+    if transport in STREAMED:
+        require_streamed(schedule, transport)
         return list(schedule.problems or Streams(schedule, transport).stuck)
     if transport == "buffered" or (transport == "any" and schedule.problems):
         return list(schedule.problems)

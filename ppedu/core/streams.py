@@ -27,23 +27,23 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_one_of
 from ppedu.core.waiting import cycles
 
-LINKS = ("direction", "pair", "rank")
+STREAMED = ("direction", "pair", "rank")
 Stream = tuple[int, ...]  # the rank that it belongs to, and its peer, and whether it sends, if that matters
 
 
-def stream_of(links: str, rank: int, peer: int, sends: bool) -> Stream:
+def stream_of(transport: str, rank: int, peer: int, sends: bool) -> Stream:
     """Return the stream in which a rank posts a message that it sends to a peer, or receives from it."""
-    if links == "rank":
+    if transport == "rank":
         return (rank,)
-    return (rank, peer) if links == "pair" else (rank, peer, sends)
+    return (rank, peer) if transport == "pair" else (rank, peer, sends)
 
 
-def require_links(schedule: Schedule, links: str) -> None:
-    """Raise SettingError unless `links` is one of `LINKS`, and results that go to other ranks have messages."""
-    require_one_of("links", links, LINKS)
+def require_streamed(schedule: Schedule, transport: str) -> None:
+    """Raise SettingError unless `transport` is one of `STREAMED` and results for other ranks have messages."""
+    require_one_of("transport", transport, STREAMED)
     if not schedule.lowered and any(any(block.links) for block in schedule.numbered.blocks):
         raise SettingError(
-            f"links={links!r} is for schedules with messages, and {schedule.name} is not lowered; take lower(schedule)"
+            f"transport={transport!r} needs messages, and {schedule.name} is not lowered; take lower(schedule)"
         )
 
 
@@ -69,13 +69,13 @@ class Streams:
     def __init__(
         self,
         schedule: Schedule,
-        links: str,
+        transport: str,
         durations: Sequence[Any] | None = None,
         transfer: Callable[[int, int], Any] = _no_time,
         delay: Callable[[int, int], Any] = _no_time,
     ):
         self.given, self._positions = schedule, [schedule.positions(rank) for rank in range(schedule.ranks)]
-        self.schedule, self.links, self.numbered = schedule.one_by_one, links, schedule.numbered
+        self.schedule, self.transport, self.numbered = schedule.one_by_one, transport, schedule.numbered
         self._durations, self._transfer, self._delay = durations, transfer, delay
         self.starts: list[list[Any]] = [[0] * len(order) for order in self.schedule.orders]
         self.ends: list[list[Any]] = [[0] * len(order) for order in self.schedule.orders]
@@ -144,7 +144,10 @@ class Streams:
             message = action if action.op in SEND else other_end(action)
             if message not in self._routes:
                 sender, receiver = route = self.schedule.placement.route(message)
-                streams = stream_of(self.links, sender, receiver, True), stream_of(self.links, receiver, sender, False)
+                streams = (
+                    stream_of(self.transport, sender, receiver, True),
+                    stream_of(self.transport, receiver, sender, False),
+                )
                 self._routes[message], self._streams[message] = route, streams
             self._posted[message][rank] = index
             self._ready[message] = max(self._ready[message], self._free[rank])

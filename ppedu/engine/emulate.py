@@ -80,8 +80,8 @@ class Emulation:
         barrier: bool = True,
     ):
         require_instance("costs", costs, Costs, "Costs in seconds, such as Costs(forward=0.01, backward=0.02)")
-        if costs.links != "free":
-            raise SettingError(f"emulated messages do not wait for each other; leave out links={costs.links!r}")
+        if costs.transport != "buffered":
+            raise SettingError(f"emulated messages do not wait for each other; leave out transport={costs.transport!r}")
         self.simulated = simulate(schedule, costs)
         self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
         self.end = 0.0  # when the device's last action ends; 0 before the first

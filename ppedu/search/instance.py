@@ -69,8 +69,8 @@ class Instance:
             SettingError: An argument is not possible, or a rank cannot hold a single microbatch.
         """
         costs = require_costs(costs)
-        if costs.links != "free" or costs.recompute:
-            raise SettingError("a search knows no occupied links and no recomputation; leave out links and recompute")
+        if costs.transport != "buffered" or costs.recompute:
+            raise SettingError("a search has no occupied links and no recomputation; leave out transport and recompute")
         require_instance("split", split, bool, "True or False")
         require_instance("pairs", pairs, bool, "True or False")
         if pairs and split:

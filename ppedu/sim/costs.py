@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core import Op, SettingError, hooks
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
-from ppedu.core.streams import LINKS
+from ppedu.core.streams import STREAMED
 from ppedu.core.validate import require_instance, require_number, require_one_of
 from ppedu.sim.per_link import LinkCost, PerLink, of_link, of_links
 
@@ -64,11 +64,12 @@ class Costs:
         unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
         transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
             comes on top of it.
-        links: "free": Messages do not wait for each other. "pair": A rank has one communication stream for each peer,
-            as with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv`. "direction": It has
-            two for each peer, one for each direction, as with a communicator for each. A stream carries its messages
-            one by one, or batch by batch, in the order in which the rank reaches them, and a message needs the streams
-            of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered schedules.
+        transport: What blocks what, as in `check`. "buffered": Messages do not wait for each other. "pair": A rank has
+            one communication stream for each peer, as with `isend` and `irecv`. "rank": It has one for all, as with
+            `batch_isend_irecv`. "direction": It has two for each peer, one for each direction, as with a communicator
+            for each. A stream carries its messages one by one, or batch by batch, in the order in which the rank
+            reaches them, and a message needs the streams of both ranks. So a receive that is posted early blocks the
+            messages after it. Only for lowered schedules.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -88,12 +89,12 @@ class Costs:
     unit: str = ""
     memory_unit: str = ""
     transfer: LinkCost = 0
-    links: str = "free"
+    transport: str = "buffered"
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
             require_instance(name, getattr(self, name), str, f'text, such as "{example}"')
-        require_one_of("links", self.links, ("free", *LINKS))
+        require_one_of("transport", self.transport, ("buffered", *STREAMED))
         require_instance("recompute", self.recompute, bool, "True or False")
         for name, depth in DEPTHS.items():
             cost = _python(getattr(self, name))

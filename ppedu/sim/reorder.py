@@ -32,7 +32,7 @@ def reorder(timeline: Timeline) -> Timeline:
     No rank's activations have a higher peak than in `timeline`. Overlapped pairs stay pairs; messages and sharding are
     dropped. If no faster order is found, the order does not change. Latency is ignored, so the costs should have 0.
     """
-    schedule, costs = strip(timeline.schedule), replace(timeline.costs, links="free")
+    schedule, costs = strip(timeline.schedule), replace(timeline.costs, transport="buffered")
     if schedule != timeline.schedule:
         timeline = simulate(schedule, costs)
     tasks = Tasks(schedule, costs)

@@ -8,7 +8,7 @@ from typing import Any
 from ppedu.core import Schedule, ScheduleError, SettingError, require_schedule
 from ppedu.core.garbage import without_gc
 from ppedu.core.grid import earliest_times
-from ppedu.core.streams import Streams, require_links
+from ppedu.core.streams import Streams, require_streamed
 from ppedu.core.validate import require_count, require_instance, require_size
 from ppedu.sim.clock import TickClock
 from ppedu.sim.costs import Costs, require_costs
@@ -21,7 +21,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
     """Return the timeline of a schedule at the given costs, by default `Costs()`.
 
     Messages and sharding actions take no time of their rank. A rank posts a receive and continues; the action that
-    requires the message waits for it. With `Costs(links=…)`, messages wait for each other, and the spans of a SEND and
+    requires the message waits for it. With `Costs(transport=…)`, messages wait for each other; the spans of a SEND and
     its RECV are the time for which the message occupies its link.
 
     Args:
@@ -60,10 +60,10 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     clock = TickClock.of(schedule, costs)
-    if costs.links == "free":
+    if costs.transport == "buffered":
         starts, ends = earliest_times(schedule.one_by_one, clock.durations(schedule.numbered), clock.delay)
     else:
-        starts, ends = _occupied(schedule, clock, costs.links)
+        starts, ends = _occupied(schedule, clock, costs.transport)
     schedule = schedule.one_by_one  # each message of a batch has times of its own
     rows = tuple(
         Row(order[: len(end)], start, end, clock.ticks)
@@ -72,18 +72,18 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     return Timeline(schedule, rows, costs)
 
 
-def _occupied(schedule: Schedule, clock: TickClock, links: str) -> tuple[list[list[Any]], list[list[Any]]]:
+def _occupied(schedule: Schedule, clock: TickClock, transport: str) -> tuple[list[list[Any]], list[list[Any]]]:
     """Return when the actions of each rank start and end, in ticks, if messages occupy their links.
 
     Raises:
         ScheduleError: The schedule is not legal, or its ranks would wait for each other.
         SettingError: The schedule is not lowered.
     """
-    require_links(schedule, links)
+    require_streamed(schedule, transport)
     schedule.validate()
     transfer, delay = cache(clock.occupies), cache(clock.delay)  # there are few links
-    run = Streams(schedule, links, clock.durations(schedule.numbered), transfer, delay)
+    run = Streams(schedule, transport, clock.durations(schedule.numbered), transfer, delay)
     if run.stuck:
         lines = "".join(f"\n  {problem}" for problem in run.stuck[:5])
-        raise ScheduleError(f"{schedule!r} gets stuck with links={links!r}:{lines}", run.stuck)
+        raise ScheduleError(f"{schedule!r} gets stuck with transport={transport!r}:{lines}", run.stuck)
     return run.starts, run.ends

@@ -66,7 +66,7 @@ class Reasons:
             for index, span in enumerate(row)
             for result in produces(span.action)
         }
-        occupied = timeline.source == "simulated" and timeline.costs.links != "free"
+        occupied = timeline.source == "simulated" and timeline.costs.transport != "buffered"
         self.trips = trips_of(timeline) if occupied else {}
         self.waits = dict(self._waits())
         self.sent = {  # by result, the time from which its message travels, which may be later than its end
@@ -238,7 +238,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
     schedule, makespan = timeline.schedule, timeline.makespan
     costs = timeline.costs if timeline.source == "simulated" else Costs.fit(timeline)
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
-    at_once = replace(costs, latency=0, transfer=0, links="free")
+    at_once = replace(costs, latency=0, transfer=0, transport="buffered")
     steady = _averaged(at_once, lambda cost: tuple(map(_mean, cost)))  # each stage takes its mean over microbatches
     even = _averaged(steady, lambda cost: (_mean(cost),) * len(cost))  # and the mean over stages
     unchanged = at_once == timeline.costs and timeline.source == "simulated"
@@ -308,7 +308,7 @@ def trips_of(timeline: Timeline) -> Trips:
                 new = Trip(start, end, start + costs.delay(source, target), {}, {}, {})
                 trip = trips.setdefault(result, new)
                 trip.ends[rank], trip.posted[rank] = action, Posting(free, sends, (rank, index), after)
-                stream = stream_of(costs.links, rank, target if sends else source, sends)
+                stream = stream_of(costs.transport, rank, target if sends else source, sends)
                 if stream in last:
                     trip.before[rank] = last[stream]
                 last[stream] = result

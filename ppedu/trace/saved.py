@@ -114,7 +114,7 @@ def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Tim
     costs.durations(schedule.stages, schedule.ranks, schedule.microbatches)
     costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
     timeline = Timeline(schedule, tuple(map(tuple, rows)), costs, about["source"])
-    if costs.links != "free":
+    if costs.transport != "buffered":
         schedule.validate()  # without it, a message may never have been sent
     if isinstance(costs.latency, PerLink) or isinstance(costs.transfer, PerLink):
         timeline.gaps()  # raises if a link that a message uses has no time

@@ -84,11 +84,11 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
 
 def _peer(timeline: Timeline, rank: int, action: Action) -> str | None:
     """Return the peer of a message whose track is for messages with this peer only; they may overlap others'."""
-    links = timeline.costs.links
-    if timeline.source != "simulated" or links not in ("pair", "direction") or action.op not in COMMUNICATION:
+    transport = timeline.costs.transport
+    if timeline.source != "simulated" or transport not in ("pair", "direction") or action.op not in COMMUNICATION:
         return None
     sender, receiver = timeline.schedule.placement.route(action)
-    if links == "direction":
+    if transport == "direction":
         return f"to {receiver}" if sender == rank else f"from {sender}"
     return f"with {receiver if sender == rank else sender}"
 

@@ -200,8 +200,8 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
             raise SettingError(f"formulas are for equal stages; give one number for {name}, not {value!r}, or simulate")
     if costs.recompute:
         raise SettingError("formulas are for activations that are kept; leave out recompute, or simulate")
-    if costs.links != "free":
-        raise SettingError("formulas are for messages that do not wait for each other; leave out links, or simulate")
+    if costs.transport != "buffered":
+        raise SettingError("in a formula, messages do not wait for each other; leave out transport, or simulate")
     times = costs.durations(stages=1, ranks=1)
     f, b, i, w = (times[op][0] for op in (Op.F, Op.B, Op.I, Op.W))
     if not math.isclose(b, i + w):

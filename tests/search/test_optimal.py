@@ -286,8 +286,8 @@ REFUSED = {
     "time": ({"time_limit": -1}, "time_limit must be a number of seconds, at least 0; got -1"),
     "halves or not": ({"split": None}, "split must be True or False; got None"),
     "workers": ({"workers": 0}, "workers must be at least 1"),
-    "links": ({"costs": pp.Costs(links="pair")}, "a search knows no occupied links and no recomputation"),
-    "recomputation": ({"costs": pp.Costs(recompute=True)}, "a search knows no occupied links and no recomputation"),
+    "links": ({"costs": pp.Costs(transport="pair")}, "a search has no occupied links and no recomputation"),
+    "recomputation": ({"costs": pp.Costs(recompute=True)}, "a search has no occupied links and no recomputation"),
     "a varying time": ({"costs": pp.Costs(forward=lambda stage, microbatch: 1)}, "vary by microbatch cannot be used"),
 }
 

@@ -128,7 +128,7 @@ def draw(chance, loose=False, **options):
 
 
 LINKS = st.sampled_from(["direction", "pair", "rank"])
-WAITS = re.compile(r"rank (\d+) waits at position (\d+) \((.+)\) for (\w+) of rank (\d+)")
+WAITS = re.compile(r"rank (\d+) waits at position (\d+) \((.+)\) (?:for (\w+) of rank (\d+)|until (\w+) is received)")
 MESSAGE = re.compile(
     r"rank (?P<rank>\d+)'s (?P<kind>send|receive|batch) (?P<first>\S+) "
     r"(waits for rank (?P<peer>\d+) to (?P<does>send|receive))?(, and )?"
@@ -141,9 +141,11 @@ def require_true(sentence, schedule, links):
     assert sentence.startswith("deadlock: ")
     for clause in sentence.removeprefix("deadlock: ").split("; "):
         if found := WAITS.fullmatch(clause):
-            rank, index, action, send, sender = found.groups()
+            rank, index, action, send, sender, own = found.groups()
             assert str(schedule.orders[int(rank)][int(index)]) == action
-            assert Action.parse(send) in schedule.orders[int(sender)]
+            assert Action.parse(send or own) in [
+                single for each in schedule.orders[int(sender or rank)] for single in each.singles
+            ]
             continue
         found = MESSAGE.fullmatch(clause)
         assert found and (found["peer"] or found["then"]), clause
@@ -177,8 +179,8 @@ def test_the_queues_give_the_same_times_and_the_same_deadlocks(loose, chance, li
     assert bool(problems) == (expected is None)
     if expected is None:
         assert {problem.kind for problem in problems} == {"deadlock"}
-        with pytest.raises(ScheduleError, match=f"gets stuck with links='{links}'") as caught:
-            simulate(schedule, Costs(**costs, links=links))
+        with pytest.raises(ScheduleError, match=f"gets stuck with transport='{links}'") as caught:
+            simulate(schedule, Costs(**costs, transport=links))
         assert list(caught.value.problems) == problems
         for rank, index, action, _, message, cycle in problems:
             assert schedule.orders[rank][index] == action and str(action) in message
@@ -186,7 +188,7 @@ def test_the_queues_give_the_same_times_and_the_same_deadlocks(loose, chance, li
             assert all(str(schedule.orders[at][position]) in message for at, position in cycle)
             require_true(message, schedule, links)
     else:
-        assert [*map(by_text, simulate(schedule, Costs(**costs, links=links)).rows)] == expected
+        assert [*map(by_text, simulate(schedule, Costs(**costs, transport=links)).rows)] == expected
 
 
 @given(st.randoms(use_true_random=False))
@@ -194,9 +196,9 @@ def test_the_queues_give_the_same_times_and_the_same_deadlocks(loose, chance, li
 def test_links_that_are_used_in_turn_are_never_faster(chance):
     schedule, costs, _ = draw(chance, together=True)
     makespans = [
-        simulate(schedule, Costs(**costs, links=links)).makespan
-        for links in ("free", "direction", "pair", "rank")
-        if links == "free" or not pp.check(schedule, transport=links)
+        simulate(schedule, Costs(**costs, transport=links)).makespan
+        for links in ("buffered", "direction", "pair", "rank")
+        if links == "buffered" or not pp.check(schedule, transport=links)
     ]
     assert makespans == sorted(makespans)
 
@@ -218,7 +220,7 @@ def test_a_free_transfer_is_latency(chance, lowered):
 def test_lowered_schedules_of_the_zoo_never_get_stuck(name, receive, links):
     lowered = pp.lower(pp.schedule(name, 4, 8), receive=receive)
     assert pp.check(lowered, transport=links) == []
-    timeline = simulate(lowered, Costs(transfer=1, latency=1, links=links))
+    timeline = simulate(lowered, Costs(transfer=1, latency=1, transport=links))
     compute = simulate(pp.schedule(name, 4, 8), Costs(latency=2))
     assert timeline.busy == compute.busy and timeline.makespan >= compute.makespan
     assert timeline.peak_activations == compute.peak_activations
@@ -234,7 +236,7 @@ def two_messages(links):
         "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
         microbatches=2,
     )
-    return simulate(schedule, Costs(forward=2, backward=4, transfer=1, latency=3, links=links))
+    return simulate(schedule, Costs(forward=2, backward=4, transfer=1, latency=3, transport=links))
 
 
 def test_messages_have_times_of_their_own_and_keep_no_rank_busy():
@@ -268,7 +270,7 @@ def test_a_message_whose_link_becomes_free_when_it_is_posted_has_not_waited():
         "1RECV_F0 1RECV_F1 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
         microbatches=2,
     )
-    timeline = simulate(schedule, Costs(forward=[2, 1], backward=[4, 2], transfer=2, links="pair"))
+    timeline = simulate(schedule, Costs(forward=[2, 1], backward=[4, 2], transfer=2, transport="pair"))
     times = {str(action): (start, end) for row in timeline.rows for action, start, end in row}
     assert (times["0F1"], times["0SEND_F0"], times["0SEND_F1"]) == ((2, 4), (2, 4), (4, 6))
     assert times["1F0"] == (4, 5) and times["1F1"] == (6, 7)
@@ -276,12 +278,12 @@ def test_a_message_whose_link_becomes_free_when_it_is_posted_has_not_waited():
     assert path == ["0F0", "0F1", "1F1", "1B0", "0B0", "0B1"]
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from(["free", "direction", "pair", "rank"]))
+@given(st.randoms(use_true_random=False), st.sampled_from(["buffered", "direction", "pair", "rank"]))
 @often(150)
 def test_every_gap_has_a_reason(chance, links):
     schedule, costs, _ = draw(chance, loose=True, together=chance.random() < 0.5)
-    if links == "free" or not pp.check(schedule, transport=links):
-        reasons = [gap.why for gap in simulate(schedule, Costs(**costs, links=links)).gaps()]
+    if links == "buffered" or not pp.check(schedule, transport=links):
+        reasons = [gap.why for gap in simulate(schedule, Costs(**costs, transport=links)).gaps()]
         assert not any("could have started before" in why for why in reasons), reasons
 
 
@@ -292,7 +294,7 @@ def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(loos
     schedule, costs, _ = draw(chance, loose, together=chance.random() < 0.5, most_microbatches=5)
     if pp.check(schedule, transport=links):
         return
-    timeline = simulate(schedule, Costs(**costs, links=links))
+    timeline = simulate(schedule, Costs(**costs, transport=links))
     path = timeline.critical_path()
     assert path[0][1].start == 0 and path[-1][1].end == timeline.makespan
     list(timeline.gaps())
@@ -302,7 +304,7 @@ def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(loos
     single = chance.choice(span.action.singles)
     table = [[time] * schedule.microbatches for time in costs[names[single.op]]]
     table[single.stage][single.microbatch] += 7
-    slower = simulate(schedule, Costs(**{**costs, names[single.op]: table}, links=links))
+    slower = simulate(schedule, Costs(**{**costs, names[single.op]: table}, transport=links))
     assert slower.makespan >= timeline.makespan + 7
 
 
@@ -310,14 +312,15 @@ def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(loos
 @pytest.mark.parametrize("barrier", [True, False])
 def test_several_steps_and_saved_ones(links, barrier, tmp_path):
     schedule = pp.lower(pp.schedule("zb-v", 4, 8))
-    costs = Costs(forward=lambda stage, microbatch: 1 + (stage + microbatch) % 3, transfer=1, latency=1, links=links)
+    times = {"forward": lambda stage, microbatch: 1 + (stage + microbatch) % 3, "transfer": 1, "latency": 1}
+    costs = Costs(**times, transport=links)
     one, three = simulate(schedule, costs), simulate(schedule, costs, steps=3, barrier=barrier)
     assert barrier == (three.makespan == 3 * one.makespan) and len(three.steps) == 3
     assert sum(three.causes().values()) == pytest.approx(three.bubble)
     list(three.gaps()), three.critical_path()
     one.save(tmp_path / "x.json")
     loaded = Timeline.load(tmp_path / "x.json")
-    assert loaded.costs.links == links and loaded.costs.transfer == 1 and loaded.busy == one.busy
+    assert loaded.costs.transport == links and loaded.costs.transfer == 1 and loaded.busy == one.busy
     assert loaded.makespan == one.makespan and loaded.causes() == pytest.approx(one.causes())
     one.save(tmp_path / "x.html")
 
@@ -340,8 +343,8 @@ def test_two_ranks_that_send_before_they_receive_block_each_other():
         ]
         assert problem.message.startswith("deadlock: ") and sorted(problem.message[10:].split("; ")) == clauses
         assert str(problem.action) in ("0SEND_F1", "1SEND_B0")
-        with pytest.raises(ScheduleError, match=f"gets stuck with links='{links}':\n  deadlock: "):
-            simulate(schedule, Costs(links=links))
+        with pytest.raises(ScheduleError, match=f"gets stuck with transport='{links}':\n  deadlock: "):
+            simulate(schedule, Costs(transport=links))
 
 
 # --- arguments ----------------------------------------------------------------------------------------------------
@@ -349,12 +352,13 @@ def test_two_ranks_that_send_before_they_receive_block_each_other():
 
 def test_links_need_messages():
     schedule = pp.schedule("1f1b", 4, 8)
-    says = "links='pair' is for schedules with messages, and 1f1b is not lowered; take lower(schedule)"
-    for call in (lambda: simulate(schedule, Costs(links="pair")), lambda: pp.check(schedule, transport="pair")):
+    says = "transport='pair' needs messages, and 1f1b is not lowered; take lower(schedule)"
+    for call in (lambda: simulate(schedule, Costs(transport="pair")), lambda: pp.check(schedule, transport="pair")):
         with pytest.raises(SettingError, match=re.escape(says)):
             call()
     alone = pp.schedule("1f1b", 1, 2)
-    assert simulate(alone, Costs(links="rank")).rows == simulate(alone).rows and pp.check(alone, transport="rank") == []
+    assert simulate(alone, Costs(transport="rank")).rows == simulate(alone).rows
+    assert pp.check(alone, transport="rank") == []
 
 
 def test_a_batch_does_not_block_itself():
@@ -366,7 +370,7 @@ def test_a_batch_does_not_block_itself():
     for transport in ("rendezvous", "pair", "rank"):
         assert len(pp.check(alone, transport=transport)) == 1 and pp.check(together, transport=transport) == []
     assert [problem.kind for problem in pp.check(alone, transport="any")] == ["unknown"]
-    timeline = simulate(together, Costs(forward=1, backward=2, transfer=3, links="rank"))
+    timeline = simulate(together, Costs(forward=1, backward=2, transfer=3, transport="rank"))
     spans = {str(span.action): (span.start, span.end) for rank in (0, 1) for span in timeline.spans(rank)}
     assert spans["1B0"] == (5, 7) and spans["0SEND_F1"] == spans["0RECV_B0"] == (7, 10) == spans["1RECV_F1"]
 
@@ -374,30 +378,30 @@ def test_a_batch_does_not_block_itself():
 def test_a_rank_that_waits_for_a_send_goes_on_when_it_is_received():
     schedule = read("0F0 0SEND_F0 0WAIT_SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0")
     assert pp.check(schedule, transport="pair") == []
-    assert simulate(schedule, Costs(transfer=2, links="pair")).span == 1 + 2 + 1 + 2 + 2 + 2
+    assert simulate(schedule, Costs(transfer=2, transport="pair")).span == 1 + 2 + 1 + 2 + 2 + 2
 
 
 def test_wrong_links_are_refused():
     lowered = pp.lower(pp.schedule("1f1b", 2, 2))
     for value in ("nccl", None, 1, ["pair"]):
-        with pytest.raises(SettingError, match="links must be one of 'free', 'direction', 'pair', 'rank'; got "):
-            Costs(links=value)
+        with pytest.raises(SettingError, match="transport must be one of 'buffered', 'direction', 'pair', 'rank'; "):
+            Costs(transport=value)
     for value in ("free", 1, ["pair"]):
         with pytest.raises(SettingError, match=r"transport must be one of .*; got "):
             pp.check(lowered, transport=value)
     with pytest.raises(SettingError, match="the transfer has no entry for the link from rank 0 to rank 1"):
-        simulate(lowered, Costs(transfer={(1, 0): 1}, links="pair"))
+        simulate(lowered, Costs(transfer={(1, 0): 1}, transport="pair"))
     illegal = with_orders(lowered, [lowered.orders[0][1:], lowered.orders[1]])
     assert pp.check(illegal, transport="pair") == pp.check(illegal) != []
 
 
 def test_what_has_no_links_refuses_them():
-    costs = Costs(links="pair")
+    costs = Costs(transport="pair")
     for make in (
         lambda: Board(pp.Placement.make("loop", 2), 2, costs),
         lambda: theory.idle("1f1b", 4, 8, costs=costs),
     ):
-        with pytest.raises(SettingError, match="leave out links"):
+        with pytest.raises(SettingError, match="leave out transport"):
             make()
     assert reorder(simulate(pp.lower(pp.schedule("1f1b", 2, 2)), costs)).makespan == 9
 
@@ -442,14 +446,14 @@ def test_the_stall_of_warm_up_receives_that_are_posted_early():
     assert second.index("8RECV_F0") > second.index("0SEND_F7")
 
     def makespan(order, transfer, links):
-        return simulate(order, Costs(forward=2, backward=4, transfer=transfer, links=links)).makespan
+        return simulate(order, Costs(forward=2, backward=4, transfer=transfer, transport=links)).makespan
 
-    assert makespan(early, 0, "rank") == 168 and makespan(timed, 0, "rank") == makespan(early, 0, "free") == 117
+    assert makespan(early, 0, "rank") == 168 and makespan(timed, 0, "rank") == makespan(early, 0, "buffered") == 117
     assert makespan(early, 0, "pair") == makespan(timed, 0, "pair") == 117
     assert makespan(early, 0.1, "rank") == pytest.approx(178.8)
     assert makespan(timed, 0.1, "rank") == pytest.approx(131.7)
     assert makespan(early, 0.1, "pair") == pytest.approx(120) and makespan(timed, 0.1, "pair") == pytest.approx(122.5)
-    timeline = simulate(early, Costs(forward=2, backward=4, links="rank"))
+    timeline = simulate(early, Costs(forward=2, backward=4, transport="rank"))
     reason = "1F1 needs 0F1, which ends at 2 on rank 0; its message starts at 8, after 8RECV_F0 of rank 0"
     assert timeline.why_idle(1, 2) == f"rank 1 waits 2–8: {reason}"
     path = " ".join(str(span.action) for _, span in timeline.critical_path())

@@ -122,8 +122,8 @@ def or_nothing(stages):
 def test_actions_that_take_no_time_are_explained_like_others(data, schedule, steps, barrier):
     times = {name: data.draw(or_nothing(schedule.stages)) for name in ("forward", "input", "weight", "overlap")}
     times |= {name: data.draw(st.integers(0, 1)) for name in ("latency", "transfer")}
-    links = data.draw(st.sampled_from(["free", "pair", "rank"]))
-    timeline = simulate(pp.lower(schedule), Costs(**times, links=links), steps=steps, barrier=barrier)
+    links = data.draw(st.sampled_from(["buffered", "pair", "rank"]))
+    timeline = simulate(pp.lower(schedule), Costs(**times, transport=links), steps=steps, barrier=barrier)
     causes = timeline.causes()
     assert sum(causes.values()) == pytest.approx(timeline.bubble, abs=1e-12)
     assert min(share for cause, share in causes.items() if cause != "imbalance") >= -1e-12

@@ -354,7 +354,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ranks", "ppedu", "ph"]), inner),
     max_leaves=5,
 )
-LOWERED = simulate(pp.lower(pp.schedule("1f1b", 2, 2)), Costs(latency={(0, 1): 1, (1, 0): 2}, links="pair"))
+LOWERED = simulate(pp.lower(pp.schedule("1f1b", 2, 2)), Costs(latency={(0, 1): 1, (1, 0): 2}, transport="pair"))
 SAVED = [json.loads(chrome_trace(*each)) for each in ([SMALL], [TIMELINES["chunked"], SMALL], [LOWERED])]
 
 OF_ANY_SIZE = st.fixed_dictionaries({"ranks": NUMBERS, "chunks": NUMBERS, "microbatches": NUMBERS}).map(

@@ -74,8 +74,8 @@ class Board:
         self.memory, self.split, self.pairs = memory, split, pairs
         if self.costs.recompute:
             raise SettingError("a board does not recompute activations; leave out recompute")
-        if self.costs.links != "free":
-            raise SettingError("a board has no messages that occupy their links; leave out links")
+        if self.costs.transport != "buffered":
+            raise SettingError("a board has no messages that occupy their links; leave out transport")
         self.ops = {False: "FB", True: "FIW", None: "FBIW"}[split]
         self.limit = math.inf if memory is None else exact(memory)
         weights = self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks)
