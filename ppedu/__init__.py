@@ -86,6 +86,7 @@ hooks.register(
         "causes": "ppedu.sim.why:causes",
         "fit": "ppedu.sim.fit:fit",
         "load": "ppedu.trace.saved:load",
+        "schedule of a layout": "ppedu.planning.layout:schedule_of",
         "schedule of a trace": "ppedu.trace.run:schedule_of",
         "save": "ppedu.view:save",
         "save report": "ppedu.view.html:save_report",

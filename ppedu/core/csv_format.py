@@ -41,6 +41,7 @@ DEEPSPEEDS = {
 }
 NO_ACTION = "ReduceTiedGrads", "OptimizerStep"
 # The types of the scheduled nodes of zero-bubble; those of other nodes compute and send nothing of a microbatch.
+LAYOUT = re.compile(r"\s*E[EtmL0-9*(),|\s]*\|[EtmL0-9*(),|\s]*")  # such as Et*3|(tt|)*2tL
 NODES = {
     "F": "F",
     "B": "I",
@@ -250,6 +251,11 @@ def _is_text(source: str) -> bool:
         Action.parse(first)
         return True
     return NUMBER.fullmatch(first) is not None
+
+
+def is_layout(source: Any) -> bool:
+    """Return whether a source is a layout of Megatron-LM's, which begins with the embedding and separates stages."""
+    return isinstance(source, str) and LAYOUT.fullmatch(source) is not None
 
 
 def is_trace(source: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ppedu.core import hooks
 from ppedu.core.actions import TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
-from ppedu.core.csv_format import csv_text, is_trace, parse, recognized, text_of
+from ppedu.core.csv_format import csv_text, is_layout, is_trace, parse, recognized, text_of
 from ppedu.core.dependencies import Numbered, Replay, replay, waited_for
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
@@ -242,12 +242,14 @@ class Schedule:
         microbatches: int | None = None,
         name: str | None = None,
         forward_only: bool = False,
+        ranks: int | None = None,
     ) -> Schedule:
         """Return a schedule as others write it, recognized by its content.
 
             pp.Schedule.read(torch_schedule)  # or torch_schedule.pipeline_order, or what print shows of it
             pp.Schedule.read("1 1 -1 -1\\n1 -1 1 -1")  # Megatron-LM's orders, a line for each rank
             pp.Schedule.read("traces/")  # the schedule of a run, which `pp.Run.load` reads whole
+            pp.Schedule.read("Ettt|tttt|tttt|tttL", ranks=2, microbatches=8)  # a layout of Megatron-LM's
 
         Args:
             source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, a list of
@@ -255,17 +257,26 @@ class Schedule:
                 rank's second chunk for the next microbatch, and -2 its backward; DeepSpeed's schedules, a list with one
                 for each rank, or the instructions of each rank on a line; zero-bubble's nodes, a list for each rank; a
                 schedule of HyperParallel, or its `exec_order`; a line of actions for each rank, with commas or spaces;
-                the path of a file with one of these; or that of a trace as `Run.load` reads it, a .json file, zipped or
-                not, or a folder.
+                the path of a file with one of these; that of a trace as `Run.load` reads it, a .json file, zipped or
+                not, or a folder; or a layout for Megatron-LM's `--pipeline-model-parallel-layout`, of which the
+                schedule is the one that Megatron-LM runs with it, 1f1b or interleaved.
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
-            name: By default that of a trace's schedule, otherwise "read".
+            name: By default that of a trace's or a layout's schedule, otherwise "read".
+            ranks: For a layout, which needs it, and `microbatches`.
 
         Raises:
             ParseError: An action is unknown, or the orders do not match the placement or `microbatches`.
             SettingError: The source is none of these, or an argument is invalid, or not for a trace.
             PipelineError: The file cannot be read.
         """
+        if is_layout(source):
+            if placement is not None or forward_only:
+                raise SettingError("a layout is a loop, for training; leave out placement and forward_only")
+            run: Schedule = hooks.call("schedule of a layout", source, ranks, microbatches)
+            return run if name is None else replace(run, name=name)
+        if ranks is not None:
+            raise SettingError("ranks is for a layout of Megatron-LM's; other sources have an order for each rank")
         if is_trace(source):
             if placement is not None or microbatches is not None or forward_only:
                 raise SettingError(

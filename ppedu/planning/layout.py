@@ -1,4 +1,4 @@
-"""Partitions that the caller gives: numbers of pieces, or a layout as Megatron writes it."""
+"""Partitions that the caller gives: numbers of pieces, or a layout as Megatron writes it, and what runs there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ppedu.core import SettingError
+from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, shown
 from ppedu.planning.pieces import Piece
+from ppedu.zoo import schedule
 
 PREDICTION = "prediction"  # the name of a piece that predicts a further token
 LETTERS = "EtmL|"
@@ -57,6 +58,29 @@ def cuts_of(partition: str | Sequence[int], pieces: Sequence[Piece]) -> tuple[in
             f'"Ettt|tttt|tttt|tttL"; got {shown(partition)}'
         )
     return tuple(accumulate(counts, initial=0))
+
+
+def schedule_of(layout: str, ranks: int | None, microbatches: int | None) -> Schedule:
+    """Return the schedule that Megatron-LM runs with a layout: 1f1b, or interleaved if ranks hold several stages.
+
+    Raises:
+        SettingError: It is not a layout, a number is missing, or the ranks cannot share its stages.
+    """
+    letters = _unrolled(layout)
+    if letters.count("E") != 1 or letters.count("L") != 1 or letters[-1] != "L":
+        raise SettingError(f"a layout begins with an E, the embedding, and ends with an L, the head; got {layout!r}")
+    stages = letters.count("|") + 1
+    if ranks is None or microbatches is None:
+        raise SettingError(
+            f"the layout has {stages} stages, and does not say how many ranks and microbatches there are; give both, "
+            f"such as ranks={stages}, microbatches={2 * stages}"
+        )
+    chunks, rest = divmod(stages, require_count("ranks", ranks))
+    if rest:
+        fitting = ", ".join(str(each) for each in range(1, stages + 1) if stages % each == 0)
+        raise SettingError(f"{ranks} ranks cannot share {stages} stages evenly; give one of {fitting} ranks")
+    options = {"chunks": chunks} if chunks > 1 else {}
+    return schedule("interleaved" if options else "1f1b", ranks, microbatches, **options)
 
 
 def _unrolled(layout: str) -> str:

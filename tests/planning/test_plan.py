@@ -512,6 +512,30 @@ def test_a_partition_is_given_by_numbers_or_by_megatrons_layout(layout, counts):
     assert {each.name for each in chunks.choices} == {"interleaved, 2 chunks", "zb-v, 2 chunks"}
 
 
+def test_a_layout_is_read_as_the_schedule_that_megatron_runs_with_it():
+    # By hand: on rank r of 2, Megatron-LM's loop with 2 chunks warms up for 2 * (2 - r - 1) + 2 forwards.
+    orders = pp.Schedule.read("1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1").orders
+    assert pp.Schedule.read("Ett|(tt|)*2ttL", ranks=2, microbatches=2).orders == orders
+    flat = pp.Schedule.read(" E t*3, | tttL", ranks=2, microbatches=3, name="ours")
+    assert flat.name == "ours" and flat.orders == pp.Schedule.read("1 1 -1 1 -1 -1\n1 -1 1 -1 1 -1").orders
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "problem"),
+    [
+        ("Et|t|tL", {"ranks": 2, "microbatches": 4}, "2 ranks cannot share 3 stages evenly; give one of 1, 3 ranks"),
+        ("Et|t|tL", {"ranks": 3}, "the layout has 3 stages, and does not say how many ranks and"),
+        ("Et|t", {"ranks": 2, "microbatches": 4}, "a layout begins with an E, the embedding, and ends with an L"),
+        ("Et|tL", {"ranks": 0, "microbatches": 4}, "ranks must be at least 1; got 0"),
+        ("Et|tL", {"ranks": 2, "microbatches": 4, "placement": "v"}, "a layout is a loop, for training; leave out"),
+        ("0F0 0B0\n1F0 1B0", {"ranks": 2}, "ranks is for a layout of Megatron-LM's"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_is_refused(layout, options, problem):
+    with pytest.raises(pp.SettingError, match=re.escape(problem)):
+        pp.Schedule.read(layout, **options)
+
+
 @pytest.mark.parametrize(
     ("partition", "problem"),
     [
