@@ -162,8 +162,7 @@ class Rank:
         """
         if self._thread.ident is None:
             self._thread.start()
-        else:
-            self._turn.release()
+        self._turn.release()
         if not self._back.acquire(timeout=TIMEOUT):
             frame = sys._current_frames().get(self._thread.ident or 0)
             at = " at line {}, {}".format(*_line(frame)) if frame else ""
@@ -172,8 +171,8 @@ class Rank:
     def stop(self) -> None:
         """End the rank's thread, whether it waits or runs."""
         self._stopped = True
+        self._turn.release()
         if self.wait:
-            self._turn.release()
             self._thread.join(1)
         for kind in [Stopped] * MAX_ATTEMPTS + [Parked]:
             if not self._thread.is_alive():
@@ -184,7 +183,9 @@ class Rank:
 
     def _live(self, program: Callable[[Rank], Any]) -> None:
         try:
-            program(self)
+            self._turn.acquire()  # an interrupt may come while the thread starts; then `stop` is called before this
+            if not self._stopped:
+                program(self)
         except BaseException as error:
             self.error = error
         self._back.release()

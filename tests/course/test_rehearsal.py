@@ -68,6 +68,19 @@ def test_an_interrupt_ends_an_endless_loop(program):
     assert seconds_of_computing() < 0.15
 
 
+def test_an_interrupt_while_a_thread_starts_ends_it(monkeypatch):
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    ran = []
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(ran.append, 2)
+    assert ran == [] and seconds_of_computing() < 0.15
+
+
 def test_a_rank_that_catches_every_exception_does_not_keep_running():
     assert [wait.kind for wait in rehearse(receive_and_catch_everything, 1).waits] == ["receive"]
     assert seconds_of_computing() < 0.15
