@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from ppedu.core.dependencies import replay
-from ppedu.core.problems import Problem, find_problems
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
+from typing import NamedTuple
+
+from ppedu.core.actions import WAITS, Action
+from ppedu.core.dependencies import awaited, replay
+from ppedu.core.problems import MOST_PROBLEMS, Problem, find_problems
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.streams import STREAMED, Streams, require_streamed
-from ppedu.core.validate import require_one_of
+from ppedu.core.validate import require_count, require_one_of
 
 # How messages block their ranks and each other.
 TRANSPORTS = ("buffered", "rendezvous", "any", *STREAMED)
 
 
-def check(schedule: Schedule, *, transport: str = "buffered") -> list[Problem]:
+def check(schedule: Schedule, *, transport: str = "buffered", buffers: int | None = None) -> list[Problem]:
     """Return everything that is wrong with a schedule: an empty list if it is legal.
 
     In a legal schedule every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
@@ -28,12 +34,21 @@ def check(schedule: Schedule, *, transport: str = "buffered") -> list[Problem]:
             "direction", "pair", "rank": messages are carried one by one, or batch by batch, in the order in which a
             rank reaches them, as in `Costs`: by two streams for each peer, one for each direction, by one for each
             peer, or by one for all. The schedule must be lowered.
+        buffers: How many microbatches each stage has memory for, as in DeepSpeed or in a CUDA graph: microbatch m is
+            kept in buffer m % buffers, its input, its output and later their gradients. It fills the buffer when its
+            receive is posted, or at its forward if it has none, and needs it until its last backward, and until its
+            sends have been waited for. If a microbatch fills a buffer that another one still needs, a schedule that is
+            otherwise legal trains wrong; there is a problem of the kind "buffer". By default, memory has no limit.
 
     Raises:
-        SettingError: `schedule` is not a Schedule, or the transport is unknown or not for it.
+        SettingError: `schedule` is not a Schedule, the transport is unknown or not for it, or `buffers` is not a whole
+            number from 1 on.
     """
     require_schedule("check", schedule)
     require_one_of("transport", transport, TRANSPORTS)
+    if buffers is not None:
+        refilled = _refilled(schedule, require_count("buffers", buffers))
+        return check(schedule, transport=transport) or list(islice(refilled, MOST_PROBLEMS))
     if transport in STREAMED:
         require_streamed(schedule, transport)
         return list(schedule.problems or Streams(schedule, transport).stuck)
@@ -47,3 +62,90 @@ def _unknown(problem: Problem) -> Problem:
     """Return a deadlock of sends that wait for their receives, where they may as well be buffered."""
     why = "cannot tell: legal as long as sends are buffered, but where a send waits for its receive, "
     return problem._replace(kind="unknown", message=why + problem.message)
+
+
+class Life(NamedTuple):
+    """The time for which a microbatch needs a buffer of a stage, from one index in `Schedule.one_by_one` to another."""
+
+    stage: int
+    microbatch: int
+    start: int
+    end: int
+
+
+def _refilled(schedule: Schedule, buffers: int) -> Iterator[Problem]:
+    """Yield the actions of a legal schedule that fill a buffer that is still needed."""
+    stages, clashes = [*_lives(schedule)], []
+    for rank, lives in stages:
+        held: dict[int, Life] = {}  # by buffer, the life that ends last
+        for life in lives:
+            before = held.setdefault(life.microbatch % buffers, life)
+            if before is not life and before.end >= life.start:
+                clashes.append((rank, life, before))
+            held[life.microbatch % buffers] = max(before, life, key=lambda each: each.end)
+    if not clashes:
+        return
+    enough = _least(lives for _, lives in stages)
+    positions = [*map(schedule.positions, range(schedule.ranks))]
+    for rank, life, before in clashes:
+        index, end = positions[rank][life.start], positions[rank][before.end]
+        action, last = _single(schedule, rank, life.start, life), _single(schedule, rank, before.end, before)
+        if last.op in WAITS and schedule.orders[rank][end].parts:  # a batch waits for its own messages
+            last = awaited(last)
+        why = f"fills the buffer of microbatch {before.microbatch}, which is in use until {last} (position {end})"
+        message = f"rank {rank}, position {index}: {action} {why}; {enough} buffers would do"
+        yield Problem(rank, index, action, "buffer", message)
+
+
+def _single(schedule: Schedule, rank: int, index: int, life: Life) -> Action:
+    """Return the action at an index, or of a pair the part that belongs to a life."""
+    action = schedule.one_by_one.orders[rank][index]
+    own = (single for single in action.singles if (single.stage, single.microbatch) == (life.stage, life.microbatch))
+    return next(own, action)
+
+
+def _lives(schedule: Schedule) -> Iterator[tuple[int, list[Life]]]:
+    """Yield, for each stage of each copy of the model, its rank and the lives of its microbatches, by their start.
+
+    A life lasts from the first to the last action of a microbatch in the stage, or on another stage of the same rank
+    that takes its result from there: no message copies it.
+    """
+    numbered, size, places = schedule.numbered, schedule.microbatches, schedule.stages * schedule.microbatches
+    used = []  # for each block, the distances to its actions and to what they require of their own rank
+    for block in numbered.blocks:
+        near = [distance for distance, link in zip(block.requires, block.links, strict=True) if link is None]
+        used.append([*block.singles, *near] if block.rank >= 0 else [])  # sharding has no microbatch
+    for rank, order in enumerate(numbered.orders):
+        first: dict[int, int] = {}  # by the number of an action without its kind
+        last: dict[int, int] = {}
+        for index, entry in enumerate(order):
+            for distance in used[entry // size]:
+                place = (entry + distance) % places
+                first.setdefault(place, index)
+                last[place] = index
+        lives = defaultdict(list)
+        for place, start in first.items():
+            stage, microbatch = divmod(place, size)
+            lives[stage, microbatch >= numbered.split].append(Life(stage, microbatch, start, last[place]))
+        yield from ((rank, each) for each in lives.values())
+
+
+def _least(stages: Iterable[Sequence[Life]]) -> int:
+    """Return the least number of buffers with which no microbatch fills one that is still needed.
+
+    Two microbatches share a buffer if the number of buffers divides their distance. So it must not divide the distance
+    of any two whose lives overlap, of which there are some. A larger number than the least may divide one again.
+    """
+    apart = 0  # a bit for each distance of two lives that overlap
+    for lives in stages:
+        top = max(life.microbatch for life in lives)
+        up = down = 0  # a bit for each life at the time: microbatch m has bit m, and bit top - m
+        times = [(life.start, False, life.microbatch) for life in lives]
+        times += [(life.end, True, life.microbatch) for life in lives]
+        for _, ends, microbatch in sorted(times):
+            if not ends:
+                apart |= up >> microbatch | down >> (top - microbatch)
+            up ^= 1 << microbatch
+            down ^= 1 << (top - microbatch)
+    bits = f"{apart:b}"[::-1]
+    return next(number for number in count(2) if "1" not in bits[number::number])
