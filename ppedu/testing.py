@@ -17,7 +17,7 @@ def check_schedule(schedule: Schedule, **options: Any) -> None:
             check_schedule(pp.Schedule.from_csv("ours.csv"), transport="rendezvous", peak=4)
 
     Args:
-        options: Those of `ppedu.verify`: `transport`, `peak` and `baseline`.
+        options: Those of `ppedu.verify`: `transport`, `buffers`, `peak` and `baseline`.
 
     Raises:
         SettingError: As in `ppedu.verify`.

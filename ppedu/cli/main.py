@@ -114,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     verified = add("verify", _verify, of_schedule)
     text = "what messages wait for (default: buffered)"
     verified.add_argument("--transport", choices=TRANSPORTS, default="buffered", help=text)
+    text = "each stage has N buffers, and keeps microbatch m in buffer m %% N (default: no limit)"
+    verified.add_argument("--buffers", metavar="N", type=int, help=text)
     text = "the most activations that a rank may hold: a number, or one for each rank, such as 4,3,2,1"
     verified.add_argument("--peak", metavar="NUMBER", type=peaks, help=text)
     text = "an earlier version, a .csv file, than which this one may not need more memory or time"

@@ -37,14 +37,15 @@ def report(schedule: Schedule, options: Namespace) -> int:
     peak = options.peak
     if peak is not None and len(peak) == 1:
         peak = peak[0]  # of every rank
-    found = verify(schedule, transport=options.transport, peak=peak, baseline=baseline)
+    setting = {"transport": options.transport, "buffers": options.buffers}
+    found = verify(schedule, **setting, peak=peak, baseline=baseline)
     reasons = [rejection.text for rejection in found[:SHOWN]]
     more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     if found and found[0].kind:
-        part = shrink(schedule, transport=options.transport)
+        part = shrink(schedule, **setting)
         if (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches):
             more.append(f"\nthe same on {part.size} ({part.name}, numbered from 0):")
-            more += _marked(part, options.transport)
+            more += _marked(part, **setting)
     if not found:
         held = ", ".join(map(pretty, simulate(schedule).peak_activations))
         more.append(f"{schedule.name}, {schedule.size}: legal; activations at the peak: {held}")
@@ -59,10 +60,10 @@ def report(schedule: Schedule, options: Namespace) -> int:
     return int(bool(found))
 
 
-def _marked(part: Schedule, transport: str) -> list[str]:
+def _marked(part: Schedule, transport: str, buffers: int | None) -> list[str]:
     """Return the order of each rank, with brackets around the actions that are wrong, or wait for each other."""
     marked = set()
-    for problem in problems_of(part, transport)[1]:
+    for problem in problems_of(part, transport, buffers)[1]:
         marked |= {*problem.cycle, (problem.rank, problem.index)}
     lines = []
     for rank, order in enumerate(part.orders):

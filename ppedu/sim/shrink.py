@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 SHOWN = 6  # numbers of stages or microbatches in the name of a part
 
 
-def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
+def shrink(schedule: Schedule, *, transport: str = "buffered", buffers: int | None = None) -> Schedule:
     """Return the smallest part found of an illegal schedule with a problem of the same kind.
 
         pp.shrink(schedule, transport="rendezvous")
@@ -28,15 +28,17 @@ def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
     numbered from 0; its name has the numbers that they had.
 
     Args:
-        transport: As in `ppedu.verify`. A schedule without messages that only fails with those of `lower` gets them.
+        transport, buffers: As in `ppedu.verify`. A schedule without messages that only fails with those of `lower`
+            gets them.
 
     Raises:
-        SettingError: The schedule is legal for this transport, or an argument is not possible.
+        SettingError: The schedule is legal for these, or an argument is not possible.
     """
     require_schedule("shrink", schedule)
-    whole, problems = problems_of(schedule, transport)
+    whole, problems = problems_of(schedule, transport, buffers)
     if not problems:
-        raise SettingError(f"{schedule!r} is legal for the transport {transport!r}; there is nothing to look for")
+        what = f"the transport {transport!r}" + (f" and buffers={buffers}" if buffers is not None else "")
+        raise SettingError(f"{schedule!r} is legal for {what}; there is nothing to look for")
     kind, kinds, left = problems[0].kind, {problem.kind for problem in problems}, MOST
 
     def fails(stages: Sequence[int], microbatches: Sequence[int]) -> bool:
@@ -45,7 +47,7 @@ def shrink(schedule: Schedule, *, transport: str = "buffered") -> Schedule:
             return False
         part = _part(whole, stages, microbatches)
         left -= sum(map(len, part.orders))
-        found = {problem.kind for problem in problems_of(part, transport)[1]}
+        found = {problem.kind for problem in problems_of(part, transport, buffers)[1]}
         return kind in found and found <= kinds
 
     def fails_in_groups(groups: Sequence[Sequence[int]], microbatches: Sequence[int]) -> bool:

@@ -31,12 +31,12 @@ class Rejection(NamedTuple):
 class Rejections(list[Rejection]):
     """The reasons to reject a schedule. A notebook draws where it waits or goes wrong."""
 
-    def __init__(self, found: Iterable[Rejection], schedule: Schedule, transport: str):
+    def __init__(self, found: Iterable[Rejection], schedule: Schedule, transport: str, buffers: int | None):
         super().__init__(found)
-        self.schedule, self.transport = schedule, transport
+        self.schedule, self.transport, self.buffers = schedule, transport, buffers
 
     def _repr_html_(self) -> str:
-        drawn: str = hooks.call("draw problems", self.schedule, self.transport)
+        drawn: str = hooks.call("draw problems", self.schedule, self.transport, self.buffers)
         return drawn or "".join(f"<p>{escape(each.text)}</p>" for each in self) or "<p>legal</p>"
 
 
@@ -44,6 +44,7 @@ def verify(
     schedule: Schedule,
     *,
     transport: str = "buffered",
+    buffers: int | None = None,
     peak: Number | Sequence[Number] | None = None,
     baseline: Schedule | None = None,
 ) -> Rejections:
@@ -51,6 +52,8 @@ def verify(
 
     Args:
         transport: What blocks what, as in `check`. A schedule without messages gets those of `lower`.
+        buffers: How many microbatches each stage has memory for, as in `check`. In a schedule without messages, a
+            microbatch needs its buffer from its forward on.
         peak: The most activations that a rank may hold, as in `Timeline.peak_activations`: a number, or a list with one
             for each rank.
         baseline: An earlier version for as many ranks, stages and microbatches. No rank may hold more activations than
@@ -61,7 +64,7 @@ def verify(
     """
     require_schedule("verify", schedule)
     limits = None if peak is None else _limits(schedule, peak)
-    _, problems = problems_of(schedule, transport)
+    _, problems = problems_of(schedule, transport, buffers)
     if suggestion := suggest_placement(schedule):
         found = [Rejection(None, suggestion)]
     elif problems:
@@ -70,21 +73,22 @@ def verify(
         timeline = simulate(strip(schedule))
         found = [] if limits is None else list(_too_large(timeline, limits))
         found += [] if baseline is None else _worse(schedule, timeline, baseline)
-    return Rejections(found, schedule, transport)
+    return Rejections(found, schedule, transport, buffers)
 
 
-def problems_of(schedule: Schedule, transport: str) -> tuple[Schedule, Sequence[Problem]]:
+def problems_of(schedule: Schedule, transport: str, buffers: int | None = None) -> tuple[Schedule, Sequence[Problem]]:
     """Return the problems of a schedule on a transport, and the schedule that has them: it may need messages.
 
     Raises:
-        SettingError: The transport is unknown.
+        SettingError: The transport is unknown, or `buffers` is not a whole number from 1 on.
     """
     require_one_of("transport", transport, TRANSPORTS)
-    problems = check(schedule)
-    if problems or transport == "buffered":
+    problems = check(schedule, buffers=buffers)
+    if transport == "buffered" or schedule.problems:
         return schedule, problems
     lowered = schedule if schedule.lowered else lower(strip(schedule))
-    return lowered, check(lowered, transport=transport)
+    blocked = check(lowered, transport=transport)
+    return (lowered, blocked) if blocked else (schedule, problems)
 
 
 def _limits(schedule: Schedule, peak: Any) -> list[Number]:

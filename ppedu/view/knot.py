@@ -22,18 +22,19 @@ MOST = 14  # actions of a rank that are drawn
 SHOWN = 5  # problems in words
 
 
-def figure(schedule: Schedule, transport: str = "buffered") -> str:
+def figure(schedule: Schedule, transport: str = "buffered", buffers: int | None = None) -> str:
     """Return the problems of a schedule as HTML, with a picture; nothing if it is legal."""
-    _, problems = problems_of(schedule, transport)
+    _, problems = problems_of(schedule, transport, buffers)
     lines = [str(problem) for problem in problems[:SHOWN]]
     lines += [f"… and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    return "".join(f"<p>{escape(line)}</p>" for line in lines) + (picture(schedule, transport) if problems else "")
+    drawn = picture(schedule, transport, buffers) if problems else ""
+    return "".join(f"<p>{escape(line)}</p>" for line in lines) + drawn
 
 
-def picture(schedule: Schedule, transport: str = "buffered") -> str:
+def picture(schedule: Schedule, transport: str = "buffered", buffers: int | None = None) -> str:
     """Return a picture of the smallest part of an illegal schedule that fails in the same way, as HTML."""
-    part = shrink(schedule, transport=transport)
-    whole, problems = problems_of(part, transport)
+    part = shrink(schedule, transport=transport, buffers=buffers)
+    whole, problems = problems_of(part, transport, buffers)
     smaller = (part.stages, part.microbatches) != (schedule.stages, schedule.microbatches)
     same = f"<p>The same on {escape(part.size)} ({escape(part.name)}, numbered from 0):</p>" if smaller else ""
     return same + draw(whole, problems)

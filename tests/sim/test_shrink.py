@@ -116,7 +116,14 @@ def test_a_schedule_without_messages_keeps_that_if_it_fails_so():
     assert not part.lowered and [" ".join(map(str, order)) for order in part.orders] == ["0F0 0F0 0B0"]
 
 
+def test_a_buffer_too_few_fails_on_one_rank():
+    part = pp.shrink(pp.schedule("1f1b", 4, 8), transport="rendezvous", buffers=2)
+    assert [" ".join(map(str, order)) for order in part.orders] == ["0F0 0F1 0F2 0B0 0B1 0B2"]
+
+
 def test_what_is_legal_has_no_such_part():
+    with pytest.raises(pp.SettingError, match="is legal for the transport 'rank' and buffers=4; there is nothing"):
+        pp.shrink(pp.schedule("1f1b", 4, 8), transport="rank", buffers=4)
     with pytest.raises(pp.SettingError, match="is legal for the transport 'rank'; there is nothing to look for"):
         pp.shrink(pp.schedule("1f1b", 4, 8), transport="rank")
     with pytest.raises(pp.SettingError, match="transport must be one of"):

@@ -60,6 +60,21 @@ def test_a_step_may_not_take_longer_than_before():
     assert pp.verify(one_f_one_b, baseline=one_f_one_b) == []
 
 
+def test_a_stage_has_as_many_buffers_as_are_allowed(crossed):
+    """Rank r of p holds p - r microbatches in 1F1B (arXiv 2104.04473, section 2.2.1)."""
+    one_f_one_b = pp.schedule("1f1b", 4, 8)
+    for transport in ("buffered", "rendezvous", "rank"):
+        assert pp.verify(one_f_one_b, transport=transport, buffers=4) == []
+        found = pp.verify(one_f_one_b, transport=transport, buffers=2)
+        assert {(each.rank, each.kind) for each in found} == {(0, "buffer"), (1, "buffer")}
+        assert found[0].text.startswith(
+            "rank 0, position 2: 0F2 fills the buffer of microbatch 0, which is in use until"
+        )
+    assert [each.kind for each in pp.verify(crossed, transport="rendezvous", buffers=1)] == ["deadlock"]
+    with pytest.raises(AssertionError, match="4 buffers would do"):
+        check_schedule(one_f_one_b, buffers=3)
+
+
 def test_sharded_orders_without_messages_get_them():
     order = "0F0 0B0 0REDUCE_GRAD\n1F0 1B0 1REDUCE_GRAD"
     for transport in ("buffered", "rendezvous", "pair", "rank"):
@@ -77,6 +92,7 @@ def test_what_cannot_be_compared_is_an_error():
     for options, problem in [
         ({"baseline": pp.schedule("1f1b", 4, 6)}, "the schedule has 8 microbatches and the baseline 6"),
         ({"baseline": "1f1b"}, "verify"),
+        ({"buffers": 0}, "buffers must be at least 1; got 0"),
         ({"peak": [4, 3]}, "peak has 2 numbers for 4 ranks"),
         ({"peak": "4"}, "peak must be activations of at least 0"),
         (
@@ -99,6 +115,14 @@ def test_the_command(tmp_path, capsys, monkeypatch, crossed):
     assert capsys.readouterr().out == "crossed, 2 ranks, 2 microbatches: legal; activations at the peak: 2, 1\n"
     assert main(["verify", "crossed.csv", "--transport", "rendezvous"]) == 1
     assert capsys.readouterr().out.startswith("deadlock: rank 0 waits at position 3 (0SEND_F1)")
+    assert main(["verify", "crossed.csv", "--buffers", "2"]) == 0 and "legal" in capsys.readouterr().out
+    assert main(["verify", "1f1b", "--buffers", "3"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "the same on 1 rank, 4 microbatches (1f1b: stages 0; microbatches 0, 1, 2, 3, numbered from 0):",
+        "rank 0: 0F0 0F1 0F2 [0F3] 0B0 0B1 0B2 0B3",
+    ]
+    assert main(["verify", "1f1b", "--buffers", "0"]) == 1
+    assert capsys.readouterr().err == "ppedu: buffers must be at least 1; got 0\n"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert main(["verify", "crossed.csv", "--peak", "1"]) == 1
     told = "rank 0 holds 2 activations at its peak; the limit is 1\n"

@@ -53,6 +53,12 @@ def test_whatever_is_wrong_can_be_drawn(chance, transport):
         ElementTree.fromstring(f"<div>{html}</div>")
 
 
+def test_an_action_that_fills_a_buffer_too_early_is_marked():
+    html = pp.verify(pp.Schedule.read(EXCHANGE), buffers=1)._repr_html_()
+    assert "which is in use until 0B0" in html
+    assert drawn(html[html.index("<svg") :]) == (["0F1"], 0)
+
+
 def test_a_receive_gets_the_message_at_the_other_end_of_its_arrow():
     schedule = pp.Schedule.read(
         EXCHANGE.replace("1RECV_F0 1F0", "1RECV_F1 1F0").replace("1RECV_F1 1F1", "1RECV_F0 1F1")
