@@ -34,11 +34,13 @@ def check(schedule: Schedule, *, transport: str = "buffered", buffers: int | Non
             "direction", "pair", "rank": messages are carried one by one, or batch by batch, in the order in which a
             rank reaches them, as in `Costs`: by two streams for each peer, one for each direction, by one for each
             peer, or by one for all. The schedule must be lowered.
-        buffers: How many microbatches each stage has memory for, as in DeepSpeed or in a CUDA graph: microbatch m is
-            kept in buffer m % buffers, its input, its output and later their gradients. It fills the buffer when its
-            receive is posted, or at its forward if it has none, and needs it until its last backward, and until its
-            sends have been waited for. If a microbatch fills a buffer that another one still needs, a schedule that is
-            otherwise legal trains wrong; there is a problem of the kind "buffer". By default, memory has no limit.
+        buffers: The number of buffers of each stage, where memory is allocated once, as in DeepSpeed or for a CUDA
+            graph. Microbatch m is kept in buffer m % buffers, with its input, its output and later their gradients. It
+            fills the buffer at its first action in the stage: when its receive is posted, or at its forward. It uses it
+            until its last action there, a backward or the wait for a send, and until the neighboring stages on the same
+            rank have read its results. If a microbatch fills a buffer that another one still uses, the results are
+            wrong without an error; there is a problem of the kind "buffer". By default, each microbatch has its own
+            memory.
 
     Raises:
         SettingError: `schedule` is not a Schedule, the transport is unknown or not for it, or `buffers` is not a whole

@@ -26,8 +26,8 @@ class Problem(NamedTuple):
         kind: "range" (no such stage, microbatch or peer, or a backward in a forward-only schedule), "rank" (not this
             rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before a
             dependency on the same rank), "deadlock" (ranks that wait for each other in a cycle), "message" (received in
-            another order than sent, or needless), "sharding" (weights not gathered, or twice), "buffer" (one that
-            another microbatch needs is filled), "unknown" (a deadlock or not, as the transport decides).
+            another order than sent, or needless), "sharding" (weights not gathered, or twice), "buffer" (filled
+            while another microbatch uses it), "unknown" (a deadlock or not, as the transport decides).
         message: The problem in a sentence.
         cycle: Of a deadlock, the rank and the position of each action that waits.
     """

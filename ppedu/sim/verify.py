@@ -52,8 +52,8 @@ def verify(
 
     Args:
         transport: What blocks what, as in `check`. A schedule without messages gets those of `lower`.
-        buffers: How many microbatches each stage has memory for, as in `check`. In a schedule without messages, a
-            microbatch needs its buffer from its forward on.
+        buffers: The number of buffers of each stage, as in `check`. In a schedule without messages, a microbatch fills
+            its buffer at its forward.
         peak: The most activations that a rank may hold, as in `Timeline.peak_activations`: a number, or a list with one
             for each rank.
         baseline: An earlier version for as many ranks, stages and microbatches. No rank may hold more activations than
