@@ -24,10 +24,10 @@ try:
     from ppedu.engine.post_validation import PostValidation
     from ppedu.engine.precision import LossScale, MasterWeights
     from ppedu.engine.ranks.comm import PipelineGroup, bidirectional_communicate, communicate, place
-    from ppedu.engine.record import record
+    from ppedu.engine.recording.record import record
     from ppedu.engine.stages.cut import cut
     from ppedu.engine.stages.stage import Stage, local_stages
-    from ppedu.engine.torchs import to_torch
+    from ppedu.engine.torchs import to_torch, verified
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy"):
         raise PipelineError(
@@ -39,7 +39,7 @@ __all__ = ["Batching", "Pipeline", "PipelineGroup", "Stage", "Step", "cut", "loc
 __all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "naive_step", "one_f_one_b_step"]
 __all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "PostValidation", "emulate", "latency", "measured"]
 __all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
-__all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "pointer_step", "record", "to_torch"]
+__all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "pointer_step", "record", "to_torch", "verified"]
 
 # Imported when first used, because the parts of torch that `checkpoint` imports take a second to load.
 LAZY = dict.fromkeys(["TrainConfig", "TrainResult", "train_gpt"], "ppedu.course.training.train")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core import CommunicationError, Schedule, SettingError, export
+from ppedu.core import CommunicationError, Schedule, ScheduleError, SettingError, export
 from ppedu.core.grid import strip
+from ppedu.core.numeric import Number
 from ppedu.core.schedule import require_schedule
-from ppedu.core.validate import shown
 from ppedu.engine.batch import Batching
 from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.ranks.versions import (
@@ -24,7 +24,9 @@ from ppedu.engine.ranks.versions import (
     torchs_parts,
     torchs_runtime,
 )
+from ppedu.engine.recording.runtime import live
 from ppedu.engine.stages.stage import Loss, as_stages, home, local_stages
+from ppedu.sim.verify import verify
 from ppedu.zoo import schedule as named
 
 # Torch's schedules with one stage on each rank. Their `pipeline_order` is for prints, and differs from what they do.
@@ -95,10 +97,6 @@ def to_torch(
 def from_torch(runtime: Any) -> dict[str, Any]:
     """Return the arguments of a Pipeline that does what a schedule of torch does; see `Pipeline.from_torch`."""
     parts = torchs_parts(runtime)
-    if not parts:
-        raise SettingError(
-            f"runtime must be a schedule of torch.distributed.pipelining, such as Schedule1F1B(…); got {shown(runtime)}"
-        )
     dims = {**dict(enumerate(parts["inputs"])), **parts["keywords"]}
     group = parts["stages"][0].group or dist.group.WORLD
     kind = next((each.__name__ for each in type(runtime).__mro__ if each.__name__ in SINGLE), type(runtime).__name__)
@@ -117,6 +115,35 @@ def from_torch(runtime: Any) -> dict[str, Any]:
             reduction="mean" if runtime.scale_grads else "sum",
         ),
     }
+
+
+def verified(
+    runtime: Any,
+    *,
+    transport: str = "buffered",
+    peak: Number | Sequence[Number] | None = None,
+    baseline: Schedule | None = None,
+) -> Any:
+    """Return a schedule of torch.distributed.pipelining unchanged, if nothing is wrong with what its step will do.
+
+        schedule = pp.run.verified(Schedule1F1B(stage, 8, loss_fn), transport="any")
+
+    Each rank records a step of all ranks, as `record` does, and sends nothing. While it does so, for some milliseconds,
+    no other thread of it may use torch.distributed.
+
+    Args:
+        runtime: A schedule that this rank has made, such as Schedule1F1B(…).
+        transport, peak, baseline: As in `pp.verify`.
+
+    Raises:
+        ScheduleError: There are reasons to reject it.
+        SettingError: It is not such a schedule, its step fails, or an argument is not possible.
+        PipelineError: This release of torch is too old.
+    """
+    if found := verify(live(runtime), transport=transport, peak=peak, baseline=baseline):
+        reasons = "\n".join(each.text for each in found)
+        raise ScheduleError(f"{type(runtime).__name__} is rejected before its first step:\n{reasons}")
+    return runtime
 
 
 def _dim(name: int | str, spec: Any) -> int | None:

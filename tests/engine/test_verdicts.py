@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from cases import BEGIN
 from releases import needs
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import ppedu as pp
-from ppedu.engine.ranks.versions import DEFERRED
+from ppedu.engine.ranks.versions import DEFERRED, TORCHS_RECORDED
 
 PAGE = (Path(__file__).parents[2] / "docs/verdicts.md").read_text(encoding="utf-8")
 SIZES = [(2, 3), (2, 4), (2, 8), (4, 4), (4, 8)]
@@ -52,14 +53,41 @@ def names(size, microbatches):
     return found
 
 
+def shown(size, microbatches):
+    """Return a column of the first table, by the name of the schedule."""
+    head, _, *rows = re.findall(r"^\|.*\|$", PAGE.split("\n## ")[1], re.MULTILINE)
+    column = [cell.strip() for cell in head.split("|")].index(f"{size} × {microbatches}")
+    return {(cells := [cell.strip() for cell in row.split("|")])[1]: cells[column] for row in rows}
+
+
+class Ordered(_PipelineScheduleRuntime):
+    """Torch's runtime with an order of ours, in a file."""
+
+    def __init__(self, *given, path, **named):
+        super().__init__(*given, **named)
+        self._load_csv(path)
+
+
+@needs(TORCHS_RECORDED)
+@pytest.mark.parametrize(("size", "microbatches"), SIZES)
+def test_the_step_that_is_recorded_has_the_same_verdict(size, microbatches, tmp_path):
+    rejected = {name for name, cell in shown(size, microbatches).items() if cell.startswith("**")}
+    for name in names(size, microbatches):
+        schedule = pp.schedule(name, size, microbatches)
+        path = tmp_path / f"{name}.csv"
+        pp.export.to_torch(schedule, path)
+        for deferred in (False, True):
+            settings = {"chunks": schedule.chunks, "path": str(path), "defer_pp_recv": deferred}
+            kinds = {problem.kind for problem in pp.check(pp.run.record(Ordered, size, microbatches, **settings))}
+            assert kinds == ({"message"} if deferred and name in rejected else set()), name
+
+
 @needs(DEFERRED)
 @pytest.mark.parametrize(
     ("size", "microbatches"), [SIZES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in SIZES[1:])]
 )
 def test_what_is_rejected_trains_wrong_and_all_else_is_right(ranks, size, microbatches):
-    head, _, *rows = re.findall(r"^\|.*\|$", PAGE.split("\n## ")[1], re.MULTILINE)
-    column = [cell.strip() for cell in head.split("|")].index(f"{size} × {microbatches}")
-    shown = {(cells := [cell.strip() for cell in row.split("|")])[1]: cells[column] for row in rows}
+    cells = shown(size, microbatches)
     asked = names(size, microbatches)
     output = ranks(BEGIN + RUN, size, str(microbatches), json.dumps(asked), timeout=120)
     of_ranks = zip(
@@ -69,9 +97,9 @@ def test_what_is_rejected_trains_wrong_and_all_else_is_right(ranks, size, microb
         name, kinds, _ = found[0]
         error = max(far for *_, far in found)
         assert kinds == (["message"] if error > 0.1 else []) and (error > 0.1 or error < 1e-5), (name, kinds, error)
-        cell = shown[name].strip("*")
+        cell = cells[name].strip("*")
         assert (float(cell) == pytest.approx(error, rel=0.05)) if kinds else (cell == "right"), name
-    assert {name for name, cell in shown.items() if cell} >= {*asked}
+    assert {name for name, cell in cells.items() if cell} >= {*asked}
 
 
 def test_each_reported_bug_gets_the_verdict_on_the_page():

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils._pytree import tree_structure as tree_structure
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-from ppedu.core import PipelineError
+from ppedu.core import PipelineError, SettingError
+from ppedu.core.validate import shown
 
 RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
@@ -41,6 +43,7 @@ TORCHS_ORDERS = "a complete grammar of torch's actions, and its order of GPipe,"
 TORCHS_STEP = "torch's own 1F1B on a CPU"
 TORCHS_CHUNKS = "torch's pipeline runtime on a CPU, with several stages on a rank,"
 DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
+TORCHS_RECORDED = "recording a schedule of torch's"
 SINCE = {
     SHARDING: (2, 9),
     FUSED_GROUPS: (2, 9),
@@ -50,6 +53,7 @@ SINCE = {
     TORCHS_STEP: (2, 10),
     TORCHS_CHUNKS: (2, 12),
     DEFERRED: (2, 13),
+    TORCHS_RECORDED: (2, 13),
 }
 TORCHS_MESSAGES = "a lowered schedule without actions that wait for sends, in torch's pipeline runtime,"
 BEFORE = {TORCHS_MESSAGES: (2, 15)}
@@ -270,16 +274,21 @@ def torchs_runtime(
 
 
 def torchs_parts(runtime: Any) -> dict[str, Any]:
-    """Return what a schedule of torch.distributed.pipelining was made with, or nothing if it is not one.
+    """Return what a schedule of torch.distributed.pipelining was made with.
 
     Returns:
         `stages`, those of this rank; `microbatches`; `loss_fn`; and `inputs`, `keywords` and `outputs`: how batches are
         cut and joined.
+
+    Raises:
+        SettingError: it is something else.
     """
     from torch.distributed.pipelining import schedules
 
     if not isinstance(runtime, schedules._PipelineSchedule):
-        return {}
+        raise SettingError(
+            f"runtime must be a schedule of torch.distributed.pipelining, such as Schedule1F1B(…); got {shown(runtime)}"
+        )
     return {
         "stages": [*getattr(runtime, "_stages", ())] or [runtime._stage],  # type: ignore[attr-defined]
         "microbatches": runtime._n_microbatches,
@@ -288,3 +297,24 @@ def torchs_parts(runtime: Any) -> dict[str, Any]:
         "keywords": runtime._kwargs_chunk_spec or {},
         "outputs": runtime._output_merge_spec,
     }
+
+
+def torchs_copy(runtime: Any, stages: Any, **settings: Any) -> Any:
+    """Return a schedule of torch.distributed.pipelining that runs the orders of another one, for the stages of a rank.
+
+    Args:
+        stages: those of the rank, or the one that it has.
+        settings: of the base class of all such schedules, such as `n_microbatches`.
+    """
+    from torch.distributed.pipelining import schedules
+
+    bases = schedules._PipelineScheduleRuntime, schedules.PipelineScheduleMulti, schedules.PipelineScheduleSingle
+    made = copy(runtime)
+    next(base for base in bases if isinstance(runtime, base)).__init__(made, stages, **settings)
+    if isinstance(stages, list):
+        for name in ("pipeline_order", "pipeline_order_with_comms", "stage_index_to_group_rank"):
+            if name in vars(runtime):
+                setattr(made, name, vars(runtime)[name])
+        for stage in stages:
+            stage.stage_index_to_group_rank = made.stage_index_to_group_rank
+    return made

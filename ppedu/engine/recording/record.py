@@ -13,46 +13,53 @@ from torch import nn
 from ppedu.core import Action, Op, Placement, Schedule, SettingError, overlap
 from ppedu.core.actions import batch
 from ppedu.core.validate import require_count
-from ppedu.engine.record_megatron import megatron
+from ppedu.engine.recording.megatron import megatron
+from ppedu.engine.recording.posted import WANTED, recorded
+from ppedu.engine.recording.runtime import is_torchs, runtime
 
 KINDS = {"DualPipe": "bidirectional", "DualPipeV": "v"}  # from the name of a class to its placement
 
 
 def record(pipe: Any, ranks: int, microbatches: int, **settings: Any) -> Schedule:
-    """Return the schedule that a pipeline of DeepSeek's or Megatron-LM's runs: what it computes, posts and waits for.
+    """Return the schedule that a pipeline of DeepSeek's, Megatron-LM's or torch's runs, with its messages and waits.
 
         pp.run.record(dualpipe.DualPipe, ranks=8, microbatches=20)
         pp.run.record(schedules.forward_backward_pipelining_with_interleaving, ranks=4, microbatches=8, chunks=2)
+        pp.run.record(ScheduleInterleaved1F1B, ranks=4, microbatches=8, chunks=2)
 
     Their code is called once for each rank, here. In place of computing and sending, it is written down what is asked
     for. A message is named by the forward or backward that made or uses its tensor; so if two ranks disagree about a
-    message, `check` finds it. A loop of Megatron-LM's that frees or overwrites what it still sends is refused.
+    message, `check` finds it. A loop of Megatron-LM's or torch's that frees or overwrites what it still sends is
+    refused. No other thread of this process may use torch.distributed meanwhile.
 
     Args:
         pipe: A class: `DualPipe` or `DualPipeV` of github.com/deepseek-ai/DualPipe, or one derived from them. Its
             `step` decides in which order `_recv_forward`, `_forward_compute_chunk`, `_send_forward` and so on are
             called, and that order is recorded. Or a function of `megatron.core.pipeline_parallel.schedules`:
-            `forward_backward_pipelining_with_interleaving`, or `…_without_interleaving`.
+            `forward_backward_pipelining_with_interleaving`, or `…_without_interleaving`. Or a schedule class of
+            torch.distributed.pipelining, such as `Schedule1F1B`, or one derived from them.
         ranks, microbatches: Sizes that it accepts; DualPipe calls the microbatches `num_chunks`.
         settings: Of Megatron-LM's loops: chunks, group (its `microbatch_group_size_per_vp_stage`, by default ranks),
             overlap (`overlap_p2p_comm`), overlap_all (`overlap_p2p_comm_warmup_flush`) and batch (`batch_p2p_comm`, by
-            default true unless messages overlap).
+            default true unless messages overlap). Of torch's schedules: chunks, the number of stages on a rank, by
+            default 2 if there may be several; and what else the class takes, such as `defer_pp_recv`.
 
     Raises:
-        SettingError: `pipe` is neither, it cannot run with these sizes or settings, or a class replaces one of those
-            methods.
+        SettingError: `pipe` is none of these, it cannot run with these sizes or settings, or a class of DeepSeek's
+            replaces one of those methods.
+        PipelineError: This release of torch is too old to record its schedules.
     """
     if not isinstance(pipe, type):
         orders = megatron(pipe, ranks, microbatches, **settings)
         placement = Placement.make("loop", ranks, settings.get("chunks", 1))
-        return _recorded(pipe, placement, microbatches, orders)
-    if settings:
-        raise SettingError(f"{next(iter(settings))} is a setting of Megatron-LM's loops; {pipe.__name__} takes none")
-    base = next((each for each in getattr(pipe, "__mro__", ()) if each.__name__ in KINDS), None)
+        return recorded(pipe, placement, microbatches, orders)
+    if is_torchs(pipe):
+        return runtime(pipe, ranks, microbatches, **settings)
+    base = next((each for each in pipe.__mro__ if each.__name__ in KINDS), None)
     if base is None:
-        raise SettingError(
-            f"pipe must be DualPipe, DualPipeV or derived from one, or a loop of Megatron's; got {pipe!r}"
-        )
+        raise SettingError(f"pipe must be {WANTED}; got {pipe!r}")
+    if settings:
+        raise SettingError(f"unknown setting {next(iter(settings))!r}; {pipe.__name__} takes none")
     own = [name for each in pipe.__mro__[: pipe.__mro__.index(base)] for name in vars(each) if name in vars(_Recorder)]
     if replaced := [name for name in own if name.startswith("_") and not name.startswith("__")]:
         raise SettingError(f"{pipe.__name__} has a {replaced[0]} of its own, which is not run: record replaces it")
@@ -67,13 +74,7 @@ def record(pipe: Any, ranks: int, microbatches: int, **settings: Any) -> Schedul
         orders = tuple(tuple(_order(pipe, placement, rank, microbatches)) for rank in range(ranks))
     finally:
         vars(comm).update(before)
-    return _recorded(pipe, placement, microbatches, orders)
-
-
-def _recorded(pipe: Any, placement: Placement, microbatches: int, orders: tuple[tuple[Action, ...], ...]) -> Schedule:
-    if not any(orders):
-        raise SettingError(f"{pipe.__name__} ends without computing anything, so there is nothing to record")
-    return Schedule(f"recorded {pipe.__name__}", placement, microbatches, orders)
+    return recorded(pipe, placement, microbatches, orders)
 
 
 def _order(pipe: type, placement: Placement, rank: int, microbatches: int) -> list[Action]:
@@ -82,17 +83,17 @@ def _order(pipe: type, placement: Placement, rank: int, microbatches: int) -> li
     class Recorded(_Recorder, pipe):  # type: ignore[misc]
         pass
 
-    recorded: Any = Recorded(placement, rank)
+    made: Any = Recorded(placement, rank)
     try:
         with torch.enable_grad():
-            recorded.step(num_chunks=microbatches, criterion=torch.sum)
+            made.step(num_chunks=microbatches, criterion=torch.sum)
     except Exception as error:
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise SettingError(
             f"{pipe.__name__} cannot be recorded with {placement.ranks} ranks and {microbatches} microbatches; "
             f"on rank {rank}, its step ends in {why}"
         ) from error
-    order: list[Action] = recorded.order
+    order: list[Action] = made.order
     return order
 
 
