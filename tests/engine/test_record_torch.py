@@ -143,6 +143,11 @@ class Used(schedules.ScheduleGPipe):
             call.op(call.tensor, call.peer)
 
 
+class Unreceived(Backwards):
+    def _all(self, calls):
+        pass
+
+
 class Idle(schedules.ScheduleGPipe):
     def step(self, *given, **named):
         pass
@@ -165,6 +170,8 @@ REFUSED = [
     ((schedules.ScheduleGPipe, 2, 4, {"args_chunk_spec": 3}), "cannot be recorded; on rank 0: TypeError: "),
     ((schedules.PipelineScheduleMulti, 2, 4), "cannot be recorded; on rank 0: "),
     ((Used, 3, 2), "on rank 0: RuntimeError: it receives a tensor from rank 1 that no forward or backward uses"),
+    ((Unreceived, 2, 2), "on rank 0: RuntimeError: what it uses as 0RECV_B0 is not received"),
+    ((schedules._PipelineScheduleRuntime, 2, 2, {"loss_fn": None}), "unknown setting 'loss_fn'"),
     ((Idle, 2, 2), "Idle ends without computing anything"),
     ((schedules.ScheduleGPipe, 0, 4), "ranks must be at least 1"),
     ((schedules.ScheduleGPipe, 2, "4"), "microbatches must be a whole number; got '4'"),
