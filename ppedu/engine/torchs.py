@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +12,6 @@ from torch import nn
 
 from ppedu.core import CommunicationError, Schedule, ScheduleError, SettingError, export
 from ppedu.core.grid import strip
-from ppedu.core.numeric import Number
 from ppedu.core.schedule import require_schedule
 from ppedu.engine.batch import Batching
 from ppedu.engine.ranks.comm import PipelineGroup
@@ -117,13 +116,7 @@ def from_torch(runtime: Any) -> dict[str, Any]:
     }
 
 
-def verified(
-    runtime: Any,
-    *,
-    transport: str = "buffered",
-    peak: Number | Sequence[Number] | None = None,
-    baseline: Schedule | None = None,
-) -> Any:
+def verified(runtime: Any, **options: Any) -> Any:
     """Return a schedule of torch.distributed.pipelining unchanged, if nothing is wrong with what its step will do.
 
         schedule = pp.run.verified(Schedule1F1B(stage, 8, loss_fn), transport="any")
@@ -133,14 +126,14 @@ def verified(
 
     Args:
         runtime: A schedule that this rank has made, such as Schedule1F1B(…).
-        transport, peak, baseline: As in `pp.verify`.
+        options: Those of `pp.verify`: `transport`, `buffers`, `peak` and `baseline`.
 
     Raises:
         ScheduleError: There are reasons to reject it.
         SettingError: It is not such a schedule, its step fails, or an argument is not possible.
         PipelineError: This release of torch is too old.
     """
-    if found := verify(live(runtime), transport=transport, peak=peak, baseline=baseline):
+    if found := verify(live(runtime), **options):
         reasons = "\n".join(each.text for each in found)
         raise ScheduleError(f"{type(runtime).__name__} is rejected before its first step:\n{reasons}")
     return runtime
