@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import NamedTuple
 
-from ppedu.core.actions import WAITS, Action
-from ppedu.core.dependencies import awaited, replay
+from ppedu.core.actions import SEND, WAIT_OF, WAITS, Action
+from ppedu.core.dependencies import awaited, replay, waited_for
+from ppedu.core.errors import SettingError
 from ppedu.core.problems import MOST_PROBLEMS, Problem, find_problems
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.streams import STREAMED, Streams, require_streamed
@@ -33,7 +34,8 @@ def check(schedule: Schedule, *, transport: str = "buffered", buffers: int | Non
             not, as MPI and NCCL may, by its size; if that matters, there is a problem of the kind "unknown".
             "direction", "pair", "rank": messages are carried one by one, or batch by batch, in the order in which a
             rank reaches them, as in `Costs`: by two streams for each peer, one for each direction, by one for each
-            peer, or by one for all. The schedule must be lowered.
+            peer, or by one for all. The schedule must be lowered, and legal where each RECV waits for its message,
+            unless the order has a WAIT for it.
         buffers: The number of buffers of each stage, where memory is allocated once, as in DeepSpeed or for a CUDA
             graph. Microbatch m is kept in buffer m % buffers, with its input, its output and later their gradients. It
             fills the buffer at its first action in the stage: when its receive is posted, or at its forward. It uses it
@@ -44,11 +46,13 @@ def check(schedule: Schedule, *, transport: str = "buffered", buffers: int | Non
 
     Raises:
         SettingError: `schedule` is not a Schedule, the transport is unknown or not for it, or `buffers` is not a whole
-            number from 1 on.
+            number from 1 on, or not for a forward-only schedule on this transport without waits for its sends.
     """
     require_schedule("check", schedule)
     require_one_of("transport", transport, TRANSPORTS)
     if buffers is not None:
+        if transport in STREAMED and schedule.forward_only:
+            _require_waits(schedule, transport)
         refilled = _refilled(schedule, require_count("buffers", buffers))
         return check(schedule, transport=transport) or list(islice(refilled, MOST_PROBLEMS))
     if transport in STREAMED:
@@ -64,6 +68,19 @@ def _unknown(problem: Problem) -> Problem:
     """Return a deadlock of sends that wait for their receives, where they may as well be buffered."""
     why = "cannot tell: legal as long as sends are buffered, but where a send waits for its receive, "
     return problem._replace(kind="unknown", message=why + problem.message)
+
+
+def _require_waits(schedule: Schedule, transport: str) -> None:
+    """Raise SettingError if a send goes on after its action. A backward would show that it has arrived."""
+    for rank, order in enumerate(schedule.orders):
+        waited = waited_for(order)
+        for action in chain.from_iterable(action.singles for action in order):
+            if action.op in SEND and action not in waited:
+                wait = action._replace(op=WAIT_OF[action.op])
+                raise SettingError(
+                    f"with transport={transport!r}, {action} goes on after rank {rank} has reached it, so nothing says "
+                    f"when its buffer is free; write {wait} where the rank waits for it"
+                )
 
 
 class Life(NamedTuple):

@@ -249,7 +249,7 @@ class Schedule:
             pp.Schedule.read(torch_schedule)  # or torch_schedule.pipeline_order, or what print shows of it
             pp.Schedule.read("1 1 -1 -1\\n1 -1 1 -1")  # Megatron-LM's orders, a line for each rank
             pp.Schedule.read("traces/")  # the schedule of a run, which `pp.Run.load` reads whole
-            pp.Schedule.read("Ettt|tttt|tttt|tttL", ranks=2, microbatches=8)  # a layout of Megatron-LM's
+            pp.Schedule.read("Ettt|tttt|tttt|tttL", ranks=4, microbatches=8)  # a layout of Megatron-LM's
 
         Args:
             source: A schedule of torch.distributed.pipelining, with its messages if it has any; its orders, a list of
@@ -263,14 +263,14 @@ class Schedule:
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
             name: By default that of a trace's or a layout's schedule, otherwise "read".
-            ranks: For a layout, which needs it, and `microbatches`.
+            ranks: For a layout, which needs it, and `microbatches`. With it, any text is taken for a layout.
 
         Raises:
             ParseError: An action is unknown, or the orders do not match the placement or `microbatches`.
             SettingError: The source is none of these, or an argument is invalid, or not for a trace.
             PipelineError: The file cannot be read.
         """
-        if is_layout(source):
+        if is_layout(source) or (ranks is not None and isinstance(source, str)):
             if placement is not None or forward_only:
                 raise SettingError("a layout is a loop, for training; leave out placement and forward_only")
             run: Schedule = hooks.call("schedule of a layout", source, ranks, microbatches)

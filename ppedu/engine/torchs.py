@@ -121,8 +121,8 @@ def verified(runtime: Any, **options: Any) -> Any:
 
         schedule = pp.run.verified(Schedule1F1B(stage, 8, loss_fn), transport="any")
 
-    Each rank records a step of all ranks, as `record` does, and sends nothing. While it does so, for some milliseconds,
-    no other thread of it may use torch.distributed.
+    Each rank records a step of all ranks, as `record` does, and sends nothing. While it does so, which takes from some
+    milliseconds to some seconds, by the number of actions, no other thread of it may use torch.distributed.
 
     Args:
         runtime: A schedule that this rank has made, such as Schedule1F1B(…).
@@ -130,7 +130,8 @@ def verified(runtime: Any, **options: Any) -> Any:
 
     Raises:
         ScheduleError: There are reasons to reject it.
-        SettingError: It is not such a schedule, its step fails, or an argument is not possible.
+        SettingError: It is not such a schedule, it has a method of its own (`record` a class that has it), its step
+            fails, or an argument is not possible.
         PipelineError: This release of torch is too old.
     """
     if found := verify(live(runtime), **options):

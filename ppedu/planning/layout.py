@@ -67,8 +67,10 @@ def schedule_of(layout: str, ranks: int | None, microbatches: int | None) -> Sch
         SettingError: It is not a layout, a number is missing, or the ranks cannot share its stages.
     """
     letters = _unrolled(layout)
-    if letters.count("E") != 1 or letters.count("L") != 1 or letters[-1] != "L":
-        raise SettingError(f"a layout begins with an E, the embedding, and ends with an L, the head; got {layout!r}")
+    if not re.fullmatch("Et*m*L", letters.replace("|", "")):
+        raise SettingError(
+            f"a layout has an E, the embedding, then each t and each m, then an L, the head; got {layout[:SHOWN]!r}"
+        )
     stages = letters.count("|") + 1
     if ranks is None or microbatches is None:
         raise SettingError(
@@ -76,9 +78,9 @@ def schedule_of(layout: str, ranks: int | None, microbatches: int | None) -> Sch
             f"such as ranks={stages}, microbatches={2 * stages}"
         )
     chunks, rest = divmod(stages, require_count("ranks", ranks))
-    if rest:
-        fitting = ", ".join(str(each) for each in range(1, stages + 1) if stages % each == 0)
-        raise SettingError(f"{ranks} ranks cannot share {stages} stages evenly; give one of {fitting} ranks")
+    if rest or ranks == 1 < chunks:  # Megatron-LM interleaves on several ranks only
+        fitting = ", ".join(str(each) for each in range(2, stages + 1) if stages % each == 0)
+        raise SettingError(f"{plural(ranks, 'rank')} cannot share {stages} stages evenly; possible: {fitting}")
     options = {"chunks": chunks} if chunks > 1 else {}
     return schedule("interleaved" if options else "1f1b", ranks, microbatches, **options)
 

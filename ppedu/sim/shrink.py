@@ -54,6 +54,10 @@ def shrink(schedule: Schedule, *, transport: str = "buffered", buffers: int | No
         return fails(sorted(chain(*groups)), microbatches)
 
     stages, microbatches, home = [*range(whole.stages)], [*range(whole.microbatches)], whole.placement.holders[0]
+    if kind == "buffer":  # most are those of one stage, or of it and its neighbors on the rank
+        first = problems[0].action.stage
+        near = [stage for stage in stages[max(0, first - 1) : first + 2] if home[stage] == home[first]]
+        stages = next((some for some in ([first], near) if fails(some, microbatches)), stages)
     before = None
     while before != (stages, microbatches):
         before = stages, microbatches

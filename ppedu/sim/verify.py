@@ -83,12 +83,13 @@ def problems_of(schedule: Schedule, transport: str, buffers: int | None = None) 
         SettingError: The transport is unknown, or `buffers` is not a whole number from 1 on.
     """
     require_one_of("transport", transport, TRANSPORTS)
-    problems = check(schedule, buffers=buffers)
     if transport == "buffered" or schedule.problems:
-        return schedule, problems
-    lowered = schedule if schedule.lowered else lower(strip(schedule))
+        return schedule, check(schedule, buffers=buffers)
+    if schedule.lowered:
+        return schedule, check(schedule, transport=transport, buffers=buffers)
+    lowered = lower(strip(schedule))
     blocked = check(lowered, transport=transport)
-    return (lowered, blocked) if blocked else (schedule, problems)
+    return (lowered, blocked) if blocked else (schedule, check(schedule, buffers=buffers))
 
 
 def _limits(schedule: Schedule, peak: Any) -> list[Number]:

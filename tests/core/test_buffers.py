@@ -250,3 +250,17 @@ def test_sharding_needs_no_buffer():
 def test_a_number_of_buffers_is_a_whole_number(buffers):
     with pytest.raises(pp.SettingError, match="buffers must be"):
         check(pp.schedule("1f1b", 2, 2), buffers=buffers)
+
+
+@pytest.mark.parametrize("transport", ["direction", "pair", "rank"])
+def test_a_forward_only_order_says_when_its_sends_have_left(transport):
+    """A message travels on after its rank has posted it; in training, its gradient shows that it has arrived."""
+    text = "0F0 0SEND_F0 0F1 0SEND_F1\n1RECV_F0 1F0 1RECV_F1 1F1"
+    schedule = pp.Schedule.read(text, forward_only=True)
+    assert pp.check(schedule, buffers=1) == pp.check(schedule, transport=transport) == []
+    for call in (pp.check, pp.verify):
+        with pytest.raises(pp.SettingError, match="write 0WAIT_SEND_F0 where the rank waits for it"):
+            call(schedule, transport=transport, buffers=1)
+    text = text.replace("0F1 0SEND_F1", "0F1 0WAIT_SEND_F0 0SEND_F1 0WAIT_SEND_F1")
+    waits = pp.Schedule.read(text, forward_only=True)
+    assert [problem.kind for problem in pp.check(waits, transport=transport, buffers=1)] == ["buffer"]

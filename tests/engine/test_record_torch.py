@@ -176,7 +176,7 @@ REFUSED = [
         "unknown setting 'wrong' of ScheduleGPipe; known: chunks, .*scale_g",
     ),
     ((schedules.ScheduleGPipe, 2, 4, {"loss_fn": None}), "unknown setting 'loss_fn' of ScheduleGPipe"),
-    ((schedules.ScheduleGPipe, 2, 4, {"args_chunk_spec": 3}), "cannot be recorded; on rank 0: TypeError: "),
+    ((schedules.ScheduleGPipe, 2, 4, {"args_chunk_spec": 3}), "unknown setting 'args_chunk_spec' of ScheduleGPipe"),
     ((schedules.PipelineScheduleMulti, 2, 4), "cannot be recorded; on rank 0: "),
     ((Used, 3, 2), "on rank 0: RuntimeError: it receives a tensor from rank 1 that no forward or backward uses"),
     ((Unreceived, 2, 2), "on rank 0: RuntimeError: what it uses as 0RECV_B0 is not received"),
@@ -227,6 +227,13 @@ def refusal(runtime, **options):
     except pp.PipelineError as error:
         return [type(error).__name__, str(error)]
 
+class Stepping(ScheduleGPipe):
+    def step(self, *given, **named):
+        raise RuntimeError("this must not run")
+
+wrapped = ScheduleGPipe(PipelineStage(layer(rank), rank, size, torch.device("cpu")), 4, fn.mse_loss)
+wrapped.step = lambda *given, step=wrapped.step, **named: step(*given, **named)
+
 module = layer(rank)
 stage = PipelineStage(module, rank, size, torch.device("cpu"))
 schedule = Schedule1F1B(stage, 4, fn.mse_loss)
@@ -243,6 +250,9 @@ print(json.dumps([
     refusal(schedule, peak=1),
     refusal(pp.run.to_torch(zb_v, held, fn.mse_loss, defer_pp_recv=True)),
     refusal(Late(stage, 4)),
+    refusal(Stepping(stage, 4, fn.mse_loss)),
+    refusal(wrapped),
+    refusal(ScheduleGPipe(stage, 4), buffers=4, peak=1),
     refusal(zb_v),
     refusal(schedule, transport="fast"),
 ]))
@@ -253,7 +263,7 @@ dist.barrier()
 def test_a_schedule_is_verified_before_its_first_step(ranks):
     outputs = ranks(BEGIN + LIVE, 2)
     for output in outputs:
-        peak, message, late, other, transport = json.loads(output.splitlines()[-1])
+        peak, message, *own, inference, other, transport = json.loads(output.splitlines()[-1])
         rejected = "rejected before its first step:\n"
         assert peak == [
             "ScheduleError",
@@ -263,8 +273,10 @@ def test_a_schedule_is_verified_before_its_first_step(ranks):
             message[0] == "ScheduleError"
             and "rank 1, position 10: 2RECV_B0 would get what 0SEND_F2 sends" in message[1]
         )
-        assert late[0] == "SettingError" and late[1].startswith(
-            "Late(ranks=2, microbatches=4, chunks=1) cannot be recorded"
-        )
+        names = [("Late", "_step_microbatches"), ("Stepping", "step"), ("ScheduleGPipe", "step")]
+        assert [each[1].partition(" of its own, which would run now")[0] for each in own] == [
+            f"{kind} has a {method}" for kind, method in names
+        ]
+        assert {each[0] for each in own} == {"SettingError"} and inference is None
         assert other[0] == "SettingError" and other[1].startswith("runtime must be a schedule of torch.distributed.pip")
         assert transport[0] == "SettingError" and "transport must be one of" in transport[1]

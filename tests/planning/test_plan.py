@@ -4,6 +4,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -517,18 +518,35 @@ def test_a_layout_is_read_as_the_schedule_that_megatron_runs_with_it():
     orders = pp.Schedule.read("1 1 2 2 -2 -2 -1 -1\n1 1 2 -2 2 -2 -1 -1").orders
     assert pp.Schedule.read("Ett|(tt|)*2ttL", ranks=2, microbatches=2).orders == orders
     flat = pp.Schedule.read(" E t*3, | tttL", ranks=2, microbatches=3, name="ours")
+    assert pp.Schedule.read("EtL", ranks=1, microbatches=2).orders == pp.schedule("1f1b", 1, 2).orders
     assert flat.name == "ours" and flat.orders == pp.Schedule.read("1 1 -1 1 -1 -1\n1 -1 1 -1 1 -1").orders
 
 
 @pytest.mark.parametrize(
     ("layout", "options", "problem"),
     [
-        ("Et|t|tL", {"ranks": 2, "microbatches": 4}, "2 ranks cannot share 3 stages evenly; give one of 1, 3 ranks"),
+        ("Et|t|tL", {"ranks": 2, "microbatches": 4}, "2 ranks cannot share 3 stages evenly; possible: 3"),
         ("Et|t|tL", {"ranks": 3}, "the layout has 3 stages, and does not say how many ranks and"),
-        ("Et|t", {"ranks": 2, "microbatches": 4}, "a layout begins with an E, the embedding, and ends with an L"),
+        (
+            "Et|t",
+            {"ranks": 2, "microbatches": 4},
+            "a layout has an E, the embedding, then each t and each m, then",
+        ),
+        (
+            "E|tE|L",
+            {"ranks": 3, "microbatches": 4},
+            "a layout has an E, the embedding, then each t and each m, then",
+        ),
+        (
+            "tE|L",
+            {"ranks": 2, "microbatches": 4},
+            "a layout has an E, the embedding, then each t and each m, then",
+        ),
+        ("Et|tL", {"ranks": 1, "microbatches": 4}, "1 rank cannot share 2 stages evenly; possible: 2"),
         ("Et|tL", {"ranks": 0, "microbatches": 4}, "ranks must be at least 1; got 0"),
         ("Et|tL", {"ranks": 2, "microbatches": 4, "placement": "v"}, "a layout is a loop, for training; leave out"),
-        ("0F0 0B0\n1F0 1B0", {"ranks": 2}, "ranks is for a layout of Megatron-LM's"),
+        ("0F0 0B0\n1F0 1B0", {"ranks": 2, "microbatches": 1}, "a layout has the letters E, t, m, L and |"),
+        (Path("Et|tL"), {"ranks": 2}, "ranks is for a layout of Megatron-LM's"),
     ],
 )
 def test_a_layout_that_cannot_be_read_is_refused(layout, options, problem):

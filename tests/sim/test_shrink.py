@@ -162,3 +162,9 @@ def test_a_part_has_no_problems_of_another_kind(name, ranks):
         assert schedule.problems[0].kind in of_part <= found
         shown = [str(action) for row in pp.shrink(schedule).orders for action in row]
         assert len(set(shown)) < len(shown) or "rank" in of_part
+
+
+def test_too_few_buffers_are_found_in_a_stage_of_a_large_schedule():
+    for name in ("1f1b", "zb-v"):
+        part = pp.shrink(pp.schedule(name, 32, 64), buffers=20)
+        assert part.stages == 1 and {problem.kind for problem in pp.check(part, buffers=20)} == {"buffer"}

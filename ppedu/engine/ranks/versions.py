@@ -299,6 +299,15 @@ def torchs_parts(runtime: Any) -> dict[str, Any]:
     }
 
 
+def torchs_changes(runtime: Any) -> list[str]:
+    """Return the names of the methods of a schedule of torch.distributed.pipelining that are not torch's own."""
+    mro = type(runtime).__mro__
+    base = next(each for each in mro if each.__module__.startswith("torch."))
+    own = [*vars(runtime), *(name for each in mro[: mro.index(base)] for name in vars(each))]
+    changed = [name for name in own if not name.startswith("__") and callable(getattr(base, name, None))]
+    return changed + ["custom function"] * bool(getattr(runtime, "_comp_type_to_function_map", None))
+
+
 def torchs_copy(runtime: Any, stages: Any, **settings: Any) -> Any:
     """Return a schedule of torch.distributed.pipelining that runs the orders of another one, for the stages of a rank.
 

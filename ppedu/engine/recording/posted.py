@@ -29,11 +29,17 @@ def refused(code: Any, settings: Mapping[str, Any], rank: int, error: BaseExcept
     return SettingError(f"{code.__name__}({given}) cannot be recorded; on rank {rank}: {why}")
 
 
-def recorded(code: Any, placement: Placement, microbatches: int, orders: Sequence[tuple[Action, ...]]) -> Schedule:
+def recorded(
+    code: Any,
+    placement: Placement,
+    microbatches: int,
+    orders: Sequence[tuple[Action, ...]],
+    forward_only: bool = False,
+) -> Schedule:
     """Return the schedule of these orders; raise SettingError if there is nothing in them."""
     if not any(orders):
         raise SettingError(f"{code.__name__} ends without computing anything, so there is nothing to record")
-    return Schedule(f"recorded {code.__name__}", placement, microbatches, tuple(orders))
+    return Schedule(f"recorded {code.__name__}", placement, microbatches, tuple(orders), forward_only)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
 from ppedu.core.validate import require_size
-from ppedu.engine.ranks.versions import TORCHS_RECORDED, require, torchs_copy, torchs_parts
+from ppedu.engine.ranks.versions import TORCHS_RECORDED, require, torchs_changes, torchs_copy, torchs_parts
 from ppedu.engine.recording.posted import RecordedRank, recorded, refused, replaced
 
 SINGLE, MULTI = "PipelineScheduleSingle", "PipelineScheduleMulti"  # torch's classes for one stage on a rank, or several
-OURS = {"stage", "stages", "n_microbatches", "loss_fn"}  # arguments that are given here
+# Arguments that are given here, or that have no effect on the order.
+OURS = {"stage", "stages", "n_microbatches", "loss_fn", "args_chunk_spec", "kwargs_chunk_spec", "output_merge_spec"}
 STARRED = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
@@ -45,7 +46,8 @@ def runtime(pipe: type, ranks: int, microbatches: int, chunks: int | None = None
     for name in settings:
         if name in OURS or not (takes_any or name in known):
             raise SettingError(f"unknown setting {name!r} of {pipe.__name__}; known: {', '.join(['chunks', *known])}")
-    return _steps(pipe, partial(pipe, **settings), Placement.make("loop", ranks, chunks), microbatches, settings)
+    make = partial(pipe, **settings, n_microbatches=microbatches, loss_fn=_loss)
+    return _steps(pipe, make, Placement.make("loop", ranks, chunks), microbatches, settings)
 
 
 def live(made: Any) -> Schedule:
@@ -53,10 +55,21 @@ def live(made: Any) -> Schedule:
 
     Raises:
         PipelineError: This release of torch is too old.
-        SettingError: It is not such a schedule, or its step fails.
+        SettingError: It is not such a schedule, it has a method of its own, which would run, or its step fails.
     """
     parts = torchs_parts(made)
-    return _steps(type(made), partial(torchs_copy, made), _placement(parts["stages"]), parts["microbatches"], {})
+    if changes := torchs_changes(made):
+        raise SettingError(
+            f"{type(made).__name__} has a {changes[0]} of its own, which would run now; call pp.run.record with a "
+            "class that has it, and pp.verify with the result"
+        )
+    loss = parts["loss_fn"] and _loss
+    make = partial(torchs_copy, made, n_microbatches=parts["microbatches"], loss_fn=loss)
+    return _steps(type(made), make, _placement(parts["stages"]), parts["microbatches"], {}, forward_only=not loss)
+
+
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    return output.sum()
 
 
 def _is_a(name: str, pipe: type) -> bool:
@@ -72,22 +85,26 @@ def _placement(stages: Sequence[Any]) -> Placement:
 
 
 def _steps(
-    pipe: type, make: Callable[..., Any], placement: Placement, microbatches: int, settings: Mapping[str, Any]
+    pipe: type,
+    make: Callable[..., Any],
+    placement: Placement,
+    microbatches: int,
+    settings: Mapping[str, Any],
+    forward_only: bool = False,
 ) -> Schedule:
     """Record a step on each rank. `make` returns the schedule for a rank's stages; `placement` may become another."""
     require(TORCHS_RECORDED)
     orders, number = [], 0
     given = {"ranks": placement.ranks, "microbatches": microbatches, "chunks": placement.chunks, **settings}
-    make = partial(make, n_microbatches=microbatches, loss_fn=lambda output, target: output.sum())
     try:
         placement = _placement(_Rank(0, placement).make(pipe, make)[1])
         for number in range(placement.ranks):
             rank = _Rank(number, placement)
-            rank.step(pipe, make, microbatches)
+            rank.step(pipe, make, microbatches, forward_only)
             orders.append(rank.actions())
     except Exception as error:
         raise refused(pipe, given, number, error) from error
-    return recorded(pipe, placement, microbatches, orders)
+    return recorded(pipe, placement, microbatches, orders, forward_only)
 
 
 class _Rank(RecordedRank):
@@ -108,12 +125,12 @@ class _Rank(RecordedRank):
             stages = [_stage()(self, stage) for stage in self.placement.stages_of(self.rank)]
             return make(stages if _is_a(MULTI, pipe) else stages[0]), stages
 
-    def step(self, pipe: type, make: Callable[..., Any], microbatches: int) -> None:
+    def step(self, pipe: type, make: Callable[..., Any], microbatches: int, forward_only: bool) -> None:
         made, stages = self.make(pipe, make)
         with replaced(self.functions):
             batch = torch.ones(microbatches, 1)
             first, last = (any(getattr(stage, name) for stage in stages) for name in ("is_first", "is_last"))
-            made.step(*[batch] * first, target=batch if last else None)
+            made.step(*[batch] * first, target=batch if last and not forward_only else None)
 
     def send(self, tensor: Tensor, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> None:
         if tensor.is_floating_point():  # otherwise it says whether the shapes of messages are known
@@ -154,11 +171,15 @@ def _stage() -> Any:
         def backward_one_chunk(
             self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
         ) -> None:
+            if not self.has_backward:
+                return
             self.microbatch = bwd_chunk_id
             self.on.order.append(self.action(Op.B if full_backward else Op.I))
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
         def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+            if not self.has_backward:
+                return
             self.microbatch = bwd_chunk_id
             self.on.order.append(self.action(Op.W))
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
