@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add("list", _list)
     draw = add("draw", _draw, of_schedule, costs)
-    draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .html or .json (trace) file instead")
+    draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .tex, .html or .json (trace) file")
     add("check", _check, of_schedule)
     verified = add("verify", _verify, of_schedule)
     text = "what messages wait for (default: buffered)"

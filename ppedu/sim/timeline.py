@@ -346,6 +346,7 @@ class Timeline:
             .json               a trace for ui.perfetto.dev, chrome://tracing and `Timeline.load`
             .html               a page with the picture, the numbers and the orders, which needs no network
             .svg .png .pdf      the picture of `plot`
+            .tex                a TikZ picture without memory, to include in a paper or to compile alone
 
         `ppedu.view.save([measured, simulated], path)` writes several timelines to one .json file.
 

@@ -1,9 +1,9 @@
 """Timelines come in; pictures, pages, trace files and widgets go out.
 
 `model` computes the contents of a panel: boxes, gaps, curves, numbers. Every front end reads it: `plot` (matplotlib),
-`html` (pages), `perfetto` (traces), and `interactive` and `explore` with the scripts in `js` (widgets). `look` holds
-colors and row geometry, and `label` replaces characters that cannot be drawn. The package loads matplotlib and
-anywidget only where they are needed.
+`tex` (LaTeX), `html` (pages), `perfetto` (traces), and `interactive` and `explore` with the scripts in `js` (widgets).
+`look` holds colors and row geometry, and `label` replaces characters that cannot be drawn. The package loads matplotlib
+and anywidget only where they are needed.
 """
 
 from __future__ import annotations

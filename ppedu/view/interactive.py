@@ -128,6 +128,10 @@ class Interactive:
             from ppedu.view.html import page
 
             content = page(self if self.kind in ("show", "compare") else Interactive(*self.panels())).encode()
+        elif ending == ".tex":
+            from ppedu.view.tex import tikz
+
+            content = tikz(self.stack).encode()
         else:
             from ppedu.view.plot import picture
 

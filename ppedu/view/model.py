@@ -269,6 +269,11 @@ class Stack:
         return float(max([each.makespan for each in self.timelines] + [panel.until for panel in self.panels]))
 
     @cached_property
+    def readable(self) -> tuple[int, str]:
+        """The factor and the unit in which the longest timeline is easy to read."""
+        return max(self.timelines, key=lambda each: each.makespan).readable
+
+    @cached_property
     def tall(self) -> int:
         """The height of a rank's row in pixels: as long as they can be read, all panels fit on a laptop's screen."""
         ranks = [panel.timeline.schedule.ranks for panel in self.panels]
@@ -316,8 +321,8 @@ class Stack:
         return {key: each for key, each in words.items() if each}
 
     def state(self) -> Data:
-        """Return the data that the browser draws, in the unit of time in which the longest timeline is easy to read."""
-        factor, unit = max(self.timelines, key=lambda each: each.makespan).readable
+        """Return the data that the browser draws, in the unit of time of `readable`."""
+        factor, unit = self.readable
         return {
             "look": {**LOOK, "row": BARE_ROW} if self.bare else LOOK,
             "lanes": self.lanes,

@@ -8,7 +8,7 @@ from pathlib import Path
 from ppedu.core import SettingError
 from ppedu.core.files import require_writable
 
-ENDINGS = (".json", ".html", ".svg", ".png", ".pdf")
+ENDINGS = (".json", ".html", ".svg", ".png", ".pdf", ".tex")
 
 
 def require_savable(path: str | os.PathLike[str]) -> str:

@@ -52,7 +52,7 @@ def test_the_words_and_numbers_of_an_svg_are_text(tmp_path):
     assert {each.get("{http://www.w3.org/XML/1998/namespace}space") for each in drawn} == {"preserve"}
 
 
-@pytest.mark.parametrize("ending", [".svg", ".html"])
+@pytest.mark.parametrize("ending", [".svg", ".html", ".tex"])
 def test_saving_twice_writes_the_same_bytes(tmp_path, ending):
     for name in ("a", "b"):
         simulate(TIMELINE.schedule).save(tmp_path / f"{name}{ending}")
@@ -62,7 +62,9 @@ def test_saving_twice_writes_the_same_bytes(tmp_path, ending):
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.jpg", "x.json.gz", "json", ".json", "svg"])
 def test_an_unknown_ending_raises_an_error_that_lists_the_known_ones(tmp_path, name):
-    with pytest.raises(SettingError, match=r"cannot save .*; end it in .json, .html, .svg, .png, .pdf$") as caught:
+    with pytest.raises(
+        SettingError, match=r"cannot save .*; end it in .json, .html, .svg, .png, .pdf, .tex$"
+    ) as caught:
         TIMELINE.save(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -75,7 +77,7 @@ def test_a_path_that_cannot_name_a_file_raises(name):
             call(name)
 
 
-@pytest.mark.parametrize("ending", [".json", ".html", *STARTS])
+@pytest.mark.parametrize("ending", [".json", ".html", ".tex", *STARTS])
 def test_the_error_names_the_file_that_cannot_be_written(tmp_path, ending):
     (tmp_path / f"folder{ending}").mkdir()
     for path in (tmp_path / "nowhere" / f"x{ending}", tmp_path / f"folder{ending}", tmp_path / f"{'x' * 300}{ending}"):
