@@ -1,6 +1,6 @@
 // The page around the widgets. Python runs in a worker; what it answers is shown here, as text or by a widget.
 import { Python } from "./python.js";
-import { mount } from "./widgets.js";
+import { mount, savedName } from "./widgets.js";
 
 const VIEWS = { explore: "explore", write: "write your own", compare: "compare", differences: "differences", puzzle: "puzzle", plan: "plan", atlas: "proven best" };
 
@@ -72,7 +72,9 @@ function display(answer) {
   code = String(answer.code);
   history.replaceState(null, "", `#${link}`);
   for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
-  find("#whole").setAttribute("href", location.href.replace("?embed", ""));
+  const address = location.href.replace("?embed", "");
+  find("#whole").setAttribute("href", address);
+  if (widget) widget.figure.address = address;
 }
 
 /** Return an element with a paragraph, or with a table of several lines. @param {unknown} text */
@@ -182,7 +184,8 @@ find("#notebook").addEventListener("click", () => {
   const kernelspec = { name: "python3", display_name: "Python 3", language: "python" };
   const notebook = { cells: [text, cell], metadata: { kernelspec }, nbformat: 4, nbformat_minor: 5 };
   const href = URL.createObjectURL(new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
-  Object.assign(document.createElement("a"), { href, download: "schedule.ipynb" }).click();
+  const name = widget ? savedName(widget.figure) : "schedule";
+  Object.assign(document.createElement("a"), { href, download: `${name}.ipynb` }).click();
   URL.revokeObjectURL(href);
 });
 addEventListener("hashchange", () => {

@@ -1,1 +1,2 @@
 export { mount } from "../ppedu/view/js/mount.js";
+export { savedName } from "../ppedu/view/js/saving.js";

@@ -65,7 +65,7 @@ def tikz(stack: Stack) -> str:
     scaled = "" if shrunk == 1 else f", multiplied by {shrunk:g}"
     lines.append(f"% x coordinates are times{scaled}, y coordinates ranks. Change x= and y= for another size.")
     if sum(len(panel.boxes) for panel in stack.panels) > MANY:
-        lines.append("% pdfLaTeX has not enough memory for so many boxes; compile with lualatex.")
+        lines.append("% pdfLaTeX has not enough memory for all these boxes; compile with lualatex.")
     lines.append(HEAD)
     lines.append(rf"\begin{{tikzpicture}}[x={wide:.5f}mm, y=-{tall:.5g}mm, font=\sffamily\footnotesize, inner sep=0pt,")
     colors = _colors(stack)

@@ -88,6 +88,14 @@ def run_all(page, seconds=180):
     return state["cells"]
 
 
+def save_picture(page, form):
+    """Save the first widget's picture in a form of its menu, such as "PNG", and return the download."""
+    page.get_by_role("button", name="save a picture").click()
+    with page.expect_download() as saved:
+        page.get_by_role("menuitem", name=form).click()
+    return saved.value
+
+
 def picture(page, name):
     """Save a screenshot to look at."""
     folder = ROOT / "artifacts"

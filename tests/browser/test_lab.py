@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from opened import ROOT, picture, run_all
+from opened import ROOT, picture, run_all, save_picture
 from playwright.sync_api import expect
 
 import ppedu as pp
@@ -100,19 +100,20 @@ def test_a_timeline_is_played_stepped_zoomed_and_used_with_the_keyboard(notebook
     assert "rank 3: 3F0 3–4, 3B0 4–6, " in words.inner_text().replace("\u00a0", " ").replace("\u2060", "")
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", ["svg", "png", "gif"])
 def test_a_picture_is_saved(notebook, kind, tmp_path):
     page = notebook([SHOW])
-    with page.expect_download() as saved:
-        page.get_by_role("button", name=f"save as {kind.upper()}").click()
+    saved = save_picture(page, kind.upper())
     content = (tmp_path / "x").with_suffix(f".{kind}")
-    saved.value.save_as(content)
-    assert saved.value.suggested_filename == f"1f1b.{kind}"
+    saved.save_as(content)
+    assert saved.suggested_filename == f"1f1b-4x8.{kind}"
     if kind == "svg":
         text = content.read_text()
         assert text.count("<rect") > 64 and "makespan 33    bubble 27.3%    peak activations 4" in text
+        assert "localhost" not in text and "127.0.0.1" not in text, "a notebook has no address to share"
     else:
-        assert content.read_bytes().startswith(b"\x89PNG") and content.stat().st_size > 20_000
+        start = {"png": b"\x89PNG", "gif": b"GIF89a"}[kind]
+        assert content.read_bytes().startswith(start) and content.stat().st_size > 20_000
 
 
 def test_every_control_of_explore_changes_the_timeline(notebook):

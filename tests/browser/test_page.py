@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from opened import picture
+from opened import picture, save_picture
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -29,6 +29,7 @@ BOTH = pp.simulate(DUAL.schedule, pp.Costs(forward=0.02, overlap=0.05, latency=0
 RUN = replace(pp.simulate(F1B.schedule, pp.Costs(forward=1.25, backward=2.5, latency=0.25)), source="measured")
 LEFT, RIGHT, TOP, BOTTOM = 62, 66, 26, 26  # the margins of a panel
 NAMES, LINE = 66, 16  # what two lanes add at the left and at the top
+FOOT = 26  # of a saved picture, with a legend in one line
 
 
 @pytest.fixture
@@ -428,10 +429,8 @@ def test_actions_have_their_colours_and_gaps_that_of_the_page(visit, timeline, s
     drawn = page.evaluate("() => document.querySelector('canvas').toDataURL()")
     shot = Image.open(io.BytesIO(base64.b64decode(drawn.split(",")[1]))).convert("RGB")
     width, height = shot.size
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="save as PNG").click()
-    png = Image.open(io.BytesIO(saved.value.path().read_bytes())).convert("RGB")
-    assert png.size == (2 * width, 2 * height), "twice the resolution, for printing"
+    png = Image.open(save_picture(page, "PNG").path()).convert("RGB")
+    assert png.size == (2 * width, 2 * (height + FOOT)), "twice the resolution, for slides"
     paper = (255, 255, 255) if scheme == "light" else (18, 18, 18)
 
     def at(rank, time, row):
@@ -459,12 +458,11 @@ SPACE = "{http://www.w3.org/2000/svg}"
 def test_a_saved_svg_has_a_box_for_each_action_at_its_time_and_in_its_colour(visit, timelines):
     odd = [replace(each, schedule=replace(each.schedule, name=f"c1 & <{each.schedule.name}>")) for each in timelines]
     page = visit([pp.compare(*odd).state()]) if len(odd) > 1 else visit(odd[0])
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="save as SVG").click()
-    root = ElementTree.parse(saved.value.path()).getroot()
+    root = ElementTree.parse(save_picture(page, "SVG").path()).getroot()
     whole = max(float(each.makespan) * each.readable[0] for each in odd)
-    parts = root.findall(f"{SPACE}svg")
+    *parts, foot = root.findall(f"{SPACE}svg")
     assert len(parts) == len(odd)
+    assert {"forward", "activations held"} < {each.text for each in foot.iter(f"{SPACE}text")}
     down, clips = 0.0, set()
     for part, timeline in zip(parts, odd, strict=True):
         assert float(part.get("y")) == down
@@ -488,4 +486,75 @@ def test_a_saved_svg_has_a_box_for_each_action_at_its_time_and_in_its_colour(vis
         assert len(found) == len(expected)
         for one, other in zip(sorted(found), sorted(expected), strict=True):
             assert one[0] == other[0] and one[1] == pytest.approx(other[1], abs=0.11) and close(one[2], other[2])
-    assert float(root.get("height")) == down and len(clips) == len(odd), "each part has its own clip path"
+    assert float(root.get("height")) == down + float(foot.get("height"))
+    assert len(clips) == len(odd), "each part has its own clip path"
+
+
+def test_a_saved_picture_shows_the_critical_path_and_the_journey_that_the_page_shows(visit):
+    page = visit(F1B)
+    path = f"rgb{tuple(int(PATH[at : at + 2], 16) for at in (1, 3, 5))}", PATH
+    for shown in (False, True):
+        text = save_picture(page, "SVG").path().read_text()
+        root = ElementTree.fromstring(text)
+        lines = [each for each in root.iter(f"{SPACE}path") if each.get("stroke") in path]
+        rings = [each for each in root.iter(f"{SPACE}rect") if each.get("stroke") in path and each.get("x") != "62.75"]
+        hops = sum(one[0] != other[0] for one, other in pairwise(F1B.critical_path()))
+        assert (len(lines), ">critical path</text>" in text) == ((hops, True) if shown else (0, False))
+        assert (len(rings) >= len(F1B.critical_path())) == shown
+        page.get_by_label("critical path").check()
+    before = save_picture(page, "PNG").path().read_bytes()
+    page.locator(".ppedu-panel").focus()
+    for key in ("ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    assert save_picture(page, "PNG").path().read_bytes() != before
+
+
+def test_a_saved_animation_begins_faded_and_ends_as_the_saved_picture(visit):
+    small = pp.simulate(pp.schedule("1f1b", 2, 3))
+    page = visit(small, "dark")
+    png = Image.open(save_picture(page, "PNG").path()).convert("RGB")
+    saved = save_picture(page, "GIF")
+    assert saved.suggested_filename == "1f1b-2x3.gif"
+    gif = Image.open(saved.path())
+    assert gif.size == png.size and gif.n_frames > 40 and gif.info["loop"] == 0
+    paper = png.getpixel((1, 1))
+    across, down = png.width / 2 - LEFT - RIGHT, (png.height / 2 - FOOT - TOP - BOTTOM) / 2
+    inside = []  # a fifth into each box and near its upper edge, where the number does not reach
+    for rank, _, start, end, _ in spans(small):
+        time = (start + (end - start) / 5) / small.makespan
+        inside.append((int(2 * (LEFT + across * float(time))), int(2 * (TOP + down * (rank + 0.14))), time))
+    frames = gif.n_frames - 1
+    for frame in (0, frames // 2, frames):
+        gif.seek(frame)
+        shown = gif.convert("RGB")
+        for *spot, time in inside:
+            if abs(time - frame / frames) < 0.02:
+                continue  # near the line that moves
+            full, found = png.getpixel(tuple(spot)), shown.getpixel(tuple(spot))
+            if frame == frames or time < frame / frames:
+                assert close(found, full)
+            else:
+                assert close(found, [0.22 * c + 0.78 * p for c, p in zip(full, paper, strict=True)], by=8)
+
+
+def test_the_menu_of_pictures_works_by_keyboard_and_stays_on_a_narrow_page(visit):
+    page = visit(F1B)
+    opener, items = page.get_by_role("button", name="save a picture"), page.get_by_role("menuitem")
+    opener.focus()
+    page.keyboard.press("Enter")
+    expect(items.first).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(items.last).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(opener).to_be_focused()
+    assert items.count() == 0 and opener.get_attribute("aria-expanded") == "false"
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("button", name="go to the start")).to_be_focused()
+    page.set_viewport_size({"width": 360, "height": 700})
+    opener.click()
+    box = page.get_by_role("menu").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 360
+    page.keyboard.press("Tab")
+    assert items.count() == 0, "what has lost the focus is closed"
+    png = Image.open(save_picture(page, "PNG").path())
+    assert png.width >= 1600, "a picture from a phone has space for its heading"

@@ -10,11 +10,11 @@ import threading
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from opened import ROOT
+from opened import ROOT, save_picture
 from playwright.sync_api import expect
 
 import ppedu as pp
-from ppedu.view.link import decode
+from ppedu.view.link import decode, encode
 from ppedu.zoo.registry import published
 
 sys.path.insert(0, str(ROOT / "site"))
@@ -23,6 +23,7 @@ import serve
 from claims import CLAIMS
 
 FAULTS = {"serious", "critical"}
+EVERY = {"schedule": "zb-v", "ranks": "3", "microbatches": "5", "forward": "1.5", "backward": "2.5", "latency": "0.25"}
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +295,17 @@ def test_the_reference_is_found_without_a_network(visit):
     for name in ("Schedule", "simulate", "plan"):
         expect(page.locator(f"[id='ppedu.{name}']")).to_be_visible()
     assert not [each["id"] for each in Axe().run(page).response["violations"] if each["impact"] in FAULTS]
+
+
+def test_a_saved_picture_names_the_address_that_shows_it_unless_it_is_too_long_to_type(playground, address):
+    home = address.removeprefix("http://")
+    short, long = (encode("explore", settings) for settings in ({"schedule": "gpipe"}, EVERY))
+    for link, name, printed in ((short, "gpipe-4x8", f"{home}#{short}"), (long, "zb-v-3x5", home)):
+        follow(playground, link)
+        expect(playground.locator("#shown .ppedu-code pre")).to_contain_text(f"'{name.rpartition('-')[0]}'")
+        saved = save_picture(playground, "SVG")
+        assert f">{printed}</text>" in saved.path().read_text()
+        assert saved.suggested_filename == f"{name}.svg"
 
 
 def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(visit, address, tmp_path):

@@ -57,6 +57,49 @@ export const options = (choices) => choices.map(([value, words]) => element("opt
 export const menu = (attributes, choices) => element("select", attributes, ...options(choices));
 
 /**
+ * A button that opens a menu of commands.
+ * @param {string} label
+ * @param {string} title
+ * @param {[string, () => void][]} commands words, and what each does
+ */
+export function popup(label, title, commands) {
+  const show = (/** @type {boolean} */ open) => {
+    list.hidden = !open;
+    toggle.setAttribute("aria-expanded", `${open}`);
+    const end = holder.offsetLeft + list.offsetWidth;
+    list.classList.toggle("ppedu-leftward", end > (holder.parentElement?.clientWidth ?? end));
+  };
+  const items = commands.map(([words, act]) => {
+    const click = () => {
+      show(false);
+      toggle.focus();
+      act();
+    };
+    return element("button", { type: "button", role: "menuitem", tabindex: -1, onclick: click }, words);
+  });
+  const toggle = button(label, title, () => {
+    show(!!list.hidden);
+    if (!list.hidden) items[0].focus();
+  }, { "aria-haspopup": "menu", "aria-expanded": "false" });
+  const press = (/** @type {KeyboardEvent} */ event) => {
+    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    const here = items.findIndex((each) => each === event.target);
+    if (by && here >= 0) items[(here + by + items.length) % items.length].focus();
+    else if (event.key === "Escape") {
+      show(false);
+      toggle.focus();
+    } else return;
+    event.preventDefault();
+  };
+  const leave = (/** @type {FocusEvent} */ event) => {
+    if (!holder.contains(/** @type {Node | null} */ (event.relatedTarget))) show(false);
+  };
+  const list = element("div", { role: "menu", "aria-label": title, hidden: true }, ...items);
+  const holder = element("span", { class: "ppedu-popup", onkeydown: press, onfocusout: leave }, toggle, list);
+  return { holder, toggle };
+}
+
+/**
  * Append code with a button that copies it.
  * @param {HTMLElement} root
  * @param {string} label

@@ -43,6 +43,7 @@ export class Figure {
   by = "op";
   path = false;
   lanes = false; // whether outlines have lanes of their own
+  address = ""; // of the page on the web that saved pictures name
   frame = 0;
   /** @type {{ timer?: ReturnType<typeof setTimeout>, frame?: number } | null} */
   playing = null;
@@ -125,17 +126,16 @@ export class Figure {
   }
 
   /** @param {number} n */
-  layout(n) {
-    const part = this.pair(n) ? "upper" : "whole";
-    return new Layout(this.timelines[n], this.look, this.stack.clientWidth, this.view, part);
+  layout(n, width = this.stack.clientWidth) {
+    return new Layout(this.timelines[n], this.look, width, this.view, this.pair(n) ? "upper" : "whole");
   }
 
   /**
    * The layouts of a panel's lanes, or its only one.
    * @param {number} n
    */
-  lanesOf(n) {
-    const layout = this.layout(n);
+  lanesOf(n, width = this.stack.clientWidth) {
+    const layout = this.layout(n, width);
     return layout.lanes ? [layout, layout.as("lower")] : [layout];
   }
 
@@ -264,10 +264,18 @@ export class Figure {
     else this.play();
   }
 
+  /**
+   * How long playing a part of the time axis takes.
+   * @param {number} length
+   */
+  secondsFor(length) {
+    return Math.min(20, Math.max(4, length / 4));
+  }
+
   play() {
     if (this.time === null || this.time >= this.end) this.time = 0;
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    const seconds = Math.min(20, Math.max(4, this.end / 4)); // for the whole timeline
+    const seconds = this.secondsFor(this.end);
     const [begun, from] = [performance.now(), this.time];
     this.labelPlayButton("pause");
     this.line.setAttribute("aria-live", "off"); // or a screen reader would speak without end
@@ -316,6 +324,11 @@ export class Figure {
     return { palette, look: this.look, ink, paper, most: this.most };
   }
 
+  /** What lies over the pictures, but for the focus. */
+  get highlight() {
+    return { microbatch: this.chosen?.microbatch ?? null, path: this.path, time: this.time };
+  }
+
   paint() {
     const width = this.stack.clientWidth;
     if (!width || !this.timelines.length) return;
@@ -332,9 +345,9 @@ export class Figure {
         place.painted = painted;
       }
       const { lane = 0, i: box, gap } = (this.current?.panel === n && this.current) || {};
-      const microbatch = this.chosen?.microbatch ?? null;
-      const highlight = { microbatch, path: this.path, time: this.time, lane, box, gap };
-      paintOver(fitted(place.over, width, layout.height), drawn, style, highlight);
+      const over = fitted(place.over, width, layout.height);
+      over.clearRect(0, 0, width, layout.height);
+      paintOver(over, drawn, style, { ...this.highlight, lane, box, gap });
     });
     describeColors(this);
     placeTip(this);

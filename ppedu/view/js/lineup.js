@@ -46,8 +46,8 @@ class Lineup extends Figure {
   }
 
   /** @param {number} n */
-  layout(n) {
-    const layout = super.layout(n);
+  layout(n, width = this.stack.clientWidth) {
+    const layout = super.layout(n, width);
     layout.top = 6; // the name of the timeline is in the line above it
     layout.rowHeight = 30;
     layout.bottom = layout.top + layout.rowHeight * this.timelines[n].data.ranks;

@@ -6,6 +6,7 @@ import { inkOn, numbersIn } from "./palette.js";
 
 /**
  * @typedef {import("./boxes.js").Style} Style
+ * @typedef {import("./layout.js").Context} Context
  * @typedef {import("./layout.js").Layout} Layout
  * @typedef {import("./model.js").Color} Color
  */
@@ -24,14 +25,13 @@ const FADED = 0.78; // the part of the page's color in what is faded
 
 /**
  * Paint the journey, the critical path, the moment of playing, and the box or gap in focus.
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout[]} lanes one layout, or two lanes
  * @param {Style} style
  * @param {Highlight} highlight
  */
 export function paintOver(context, lanes, style, { microbatch, path, time, lane, box, gap }) {
   const [layout] = lanes;
-  context.clearRect(0, 0, layout.width, layout.height);
   layout.clip(context);
   /** @param {number} from */
   const fade = (from) => {
@@ -74,7 +74,7 @@ export function paintOver(context, lanes, style, { microbatch, path, time, lane,
 
 /**
  * Write the names of faded boxes again, in what is easy to read on their new colors.
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
  */
@@ -100,7 +100,7 @@ function paintFadedNames(context, layout, { palette, paper, look }) {
 
 /**
  * Connect the end of a box with the start of another one, between the rows of boxes, where the line crosses no name.
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout} layout
  * @param {number} from
  * @param {number} to
@@ -115,7 +115,7 @@ function connect(context, layout, from, to) {
 }
 
 /**
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout} layout
  * @param {number} i
  * @param {number} line
@@ -128,7 +128,7 @@ function ring(context, layout, i, line, inside = 0) {
 }
 
 /**
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
  * @param {number} microbatch
@@ -146,7 +146,7 @@ function paintJourney(context, layout, style, microbatch) {
 
 /**
  * Paint the critical path. A line in the color of the page separates its color from those of the boxes.
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
  */
@@ -164,7 +164,7 @@ function paintPath(context, layout, { look, paper }) {
 
 /**
  * Paint the box in focus, those that it requires and that require it, and the same action in the other lane.
- * @param {CanvasRenderingContext2D} context
+ * @param {Context} context
  * @param {Layout[]} lanes
  * @param {number} lane
  * @param {number} box

@@ -9,7 +9,7 @@ export const FONT = "system-ui, sans-serif";
 const escaped = (value) =>
   `${typeof value === "number" ? +value.toFixed(2) : value}`.replace(/[&<"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
-/** The part of a canvas's context that `paint` uses, written as SVG. */
+/** The part of a canvas's context that `paint` and `paintOver` use, written as SVG. After each `save` comes one `clip`. */
 export class SvgContext {
   globalAlpha = 1;
   lineWidth = 1;
@@ -19,6 +19,7 @@ export class SvgContext {
   textAlign = "start";
   textBaseline = "alphabetic";
   path = "";
+  clips = 0;
   /** @type {string[]} */
   parts = [];
 
@@ -96,8 +97,12 @@ export class SvgContext {
   fill() {
     this.tag("path", { d: this.path, fill: this.fillStyle });
   }
+  stroke() {
+    this.tag("path", { d: this.path, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth });
+  }
+  setLineDash() {} // only what is in focus is dashed, which no saved picture shows
   clip() {
-    const id = `c${this.number}`;
+    const id = `c${this.number}-${this.clips++}`;
     this.parts.push(`<clipPath id="${id}"><path d="${this.path}"/></clipPath><g clip-path="url(#${id})">`);
   }
   save() {}

@@ -1,8 +1,8 @@
 // @ts-check
 // The buttons and menus above the timelines.
 
-import { button, element, menu, svgElement } from "./elements.js";
-import { savePng, saveSvg } from "./saving.js";
+import { button, element, menu, popup, svgElement } from "./elements.js";
+import { FORMS, save } from "./saving.js";
 
 /**
  * @typedef {import("./figure.js").Figure} Figure
@@ -37,6 +37,13 @@ export function toolbar(figure) {
     ["microbatch", "color: microbatch"],
     ["stage", "color: stage"],
   ]);
+  const saveAs = async (/** @type {keyof typeof FORMS} */ form) => {
+    saving.toggle.textContent = "saving…";
+    await save(figure, form);
+    saving.toggle.textContent = "save";
+  };
+  const forms = /** @type {[keyof typeof FORMS, string][]} */ (Object.entries(FORMS));
+  const saving = popup("save", "save a picture", forms.map(([form, words]) => [words, () => saveAs(form)]));
   const bar = element(
     "div",
     { class: "ppedu-bar", role: "toolbar", "aria-label": "timeline" },
@@ -52,14 +59,15 @@ export function toolbar(figure) {
     color,
     figure.critical,
     space(),
-    button("SVG", "save as SVG", () => saveSvg(figure)),
-    button("PNG", "save as PNG", () => savePng(figure)),
+    saving.holder,
   );
   // Tab stops once at the buttons; the arrow keys move between them.
-  const buttons = [...bar.querySelectorAll("button")];
+  const buttons = [...bar.querySelectorAll("button")].filter((each) => !each.matches("[role]"));
   const stopAt = (/** @type {HTMLButtonElement} */ one) => buttons.forEach((each) => (each.tabIndex = each === one ? 0 : -1));
   stopAt(figure.playButton);
-  bar.addEventListener("focusin", ({ target }) => target instanceof HTMLButtonElement && stopAt(target));
+  bar.addEventListener("focusin", ({ target }) => {
+    if (target instanceof HTMLButtonElement && buttons.includes(target)) stopAt(target);
+  });
   bar.addEventListener("keydown", ({ key, target }) => {
     const here = target instanceof HTMLButtonElement ? buttons.indexOf(target) : -1;
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
