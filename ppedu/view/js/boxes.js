@@ -148,7 +148,8 @@ function paintRectangles(context, layout, style, shades) {
 }
 
 /**
- * Write the names or the numbers of boxes of one color, where they fit.
+ * Write the names or the numbers of boxes of one color, where they fit. A plain picture has words in place of names, in
+ * all of its boxes or in none.
  * @param {Context} context
  * @param {Layout} layout
  * @param {number[]} boxes
@@ -156,17 +157,21 @@ function paintRectangles(context, layout, style, shades) {
 export function paintNames(context, layout, boxes) {
   const { microbatches, stages } = layout.timeline.data;
   const digits = `${microbatches - 1}`.length; // of boxes with one width, all are named, all are numbered, or none
-  const letters = digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
+  const { plain, names } = layout.look;
+  const { op, start, end } = layout.timeline.boxes;
+  const letters = plain ? names.B.length : digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
+  const least = plain ? layout.scale * Math.min(...start.map((time, i) => end[i] - time)) : Infinity;
   context.textAlign = "center";
   context.textBaseline = "middle";
   let font = "";
   for (const i of boxes) {
     const [x, y, width, height] = layout.box(i);
-    const named = (width - 3) / (0.7 * letters) >= NAMED;
+    const named = (Math.min(width, least) - 3) / (0.7 * letters) >= NAMED;
     const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.7 * letters : 0.6 * digits));
     if (size < 7) continue;
     const wanted = `${size.toFixed(1)}px ${FONT}`;
     if (font !== wanted) context.font = font = wanted; // setting a font is slow
-    context.fillText(named ? layout.timeline.label(i) : `${layout.timeline.boxes.microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
+    const name = plain ? names[op[i]] : layout.timeline.label(i);
+    context.fillText(named ? name : `${layout.timeline.boxes.microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
   }
 }

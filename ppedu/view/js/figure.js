@@ -81,7 +81,8 @@ export class Figure {
     const attributes = { class: "ppedu-words", ontoggle: () => this.spell() };
     this.table = element("details", attributes, element("summary", {}, "orders as text"), this.words);
     this.key = element("div", { class: "ppedu-legend" });
-    root.append(toolbar(this), this.stack, this.line, element("div", { class: "ppedu-foot" }, this.key, this.table), this.tip);
+    if (look.plain) root.append(this.stack, this.line, this.tip);
+    else root.append(toolbar(this), this.stack, this.line, element("div", { class: "ppedu-foot" }, this.key, this.table), this.tip);
     this.redraw = () => this.draw();
     this.watch = new ResizeObserver(this.redraw);
     this.watch.observe(this.stack);

@@ -14,6 +14,7 @@ import { largest } from "./model.js";
  */
 
 const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
+const PLAIN = { left: 52, right: 2, top: 2, bottom: 18 }; // without numbers at the axis, peaks and a heading
 export const LINE = 16;
 export const NAME = 66; // the space for the names of lanes
 
@@ -27,7 +28,8 @@ export class Layout {
    * @param {Part} part
    */
   constructor(panel, look, width, view, part = "whole") {
-    const { ranks, pair } = panel.data;
+    const { ranks, pair, heading, peaks } = panel.data;
+    const { left, right, top, bottom } = { ...MARGIN, ...(look.plain && PLAIN) };
     const { row } = look;
     this.panel = panel;
     this.look = look;
@@ -41,17 +43,17 @@ export class Layout {
     this.lane = part === "whole" && panel.outline ? row.lane : this.row.top; // the upper end of boxes
     this.rowHeight = panel.data.tall;
     if (this.lanes) this.rowHeight = Math.max(ranks <= 32 ? 26 : 16, Math.floor(1.5 * this.rowHeight));
-    this.left = MARGIN.left + (this.lanes ? NAME : 0);
-    this.right = width - MARGIN.right;
-    this.heading = pair && this.lanes ? pair.heading : panel.data.heading;
+    this.left = left + (this.lanes ? NAME : 0);
+    this.right = width - (peaks.length ? MARGIN.right : right);
+    this.heading = pair && this.lanes ? pair.heading : heading;
     this.lines = pair && this.lanes ? pair.lines : [[panel.data.numbers]];
     // Where both do not fit into one line, the heading has a line of its own, above the numbers.
     const longest = largest(this.lines.map((line) => line.join("    ").length));
     const alone = 7.2 * this.heading.length + 6.6 * longest > width - this.left - 32;
-    this.top = MARGIN.top + LINE * (this.lines.length - 1 + (alone ? 1 : 0));
+    this.top = (heading ? MARGIN.top : top) + LINE * (this.lines.length - 1 + (alone ? 1 : 0));
     this.room = alone ? width - 24 - this.left : null; // for the heading; null: what the numbers leave
     this.bottom = this.top + this.rowHeight * ranks;
-    this.height = this.bottom + MARGIN.bottom;
+    this.height = this.bottom + bottom;
     this.scale = (this.right - this.left) / (view.right - view.left || 1);
   }
   /**

@@ -18,6 +18,7 @@
  * @property {number} pale how pale boxes of the lower lane are, from 0 to 1
  * @property {Row} row
  * @property {Row[]} lanes the upper and the lower one
+ * @property {boolean} [plain] whether idle time is painted, and words stand in place of names and numbers
  *
  * @typedef {object} Boxes columns with an entry for each compute action, or for each half of an overlapped pair
  * @property {number[]} rank
@@ -38,6 +39,7 @@
  * @property {string} unit
  * @property {string} memory_unit
  * @property {number} tall the height of a rank's row, in pixels
+ * @property {string} [row] the word for a row, if it is not "rank"
  * @property {number} ranks
  * @property {number} stages
  * @property {number} microbatches
@@ -105,6 +107,7 @@ export class Timeline {
   constructor(data) {
     const { boxes, sources, ranks } = data;
     this.data = data;
+    this.row = data.row ?? "rank";
     this.boxes = boxes;
     this.count = sources.length;
     this.rows = Array.from({ length: ranks + 1 }, () => 0); // where each rank's boxes begin
@@ -216,12 +219,12 @@ export class Timeline {
     const { rank, start, op, stage, microbatch, part } = this.boxes;
     /** @param {number[]} those */
     const list = (those) =>
-      those.map((j) => this.label(j) + (rank[j] === rank[i] ? "" : ` (rank ${rank[j]})`)).join(", ") || "nothing";
+      those.map((j) => this.label(j) + (rank[j] === rank[i] ? "" : ` (${this.row} ${rank[j]})`)).join(", ") || "nothing";
     return (
-      `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on rank ${rank[i]}, ` +
+      `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on ${this.row} ${rank[i]}, ` +
       `${this.when(i)}${part[i] ? ", overlapped" : ""}. ${beside}` +
       `Requires ${list(this.data.sources[i])}; required by ${list(this.users[i])}.` +
-      (this.data.peaks.length ? ` While it runs, rank ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
+      (this.data.peaks.length ? ` While it runs, ${this.row} ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
     );
   }
 
@@ -256,7 +259,7 @@ export class Timeline {
     const ranks = [...Array(this.data.ranks).keys()];
     const now = ranks.slice(0, 16).map((rank) => {
       const i = this.at(rank, time);
-      return `rank ${rank} ${i < 0 ? "idle" : this.label(i)}`;
+      return `${this.row} ${rank} ${i < 0 ? "idle" : this.label(i)}`;
     });
     const held = ranks.map((rank) => pretty(this.held(rank, time)));
     return `At ${pretty(time)}${lane && `, ${lane}`}: ${now.join(", ")}${ranks.length > 16 ? " …" : `. Activations held: ${held.join(", ")}.`}`;
@@ -271,7 +274,7 @@ export class Timeline {
       // The unusual spaces keep an action and its time on one line.
       for (let i = this.rows[rank]; i < this.rows[rank + 1]; i++)
         own.push(`${this.label(i)}\u00a0${pretty(start[i])}–\u2060${pretty(end[i])}`);
-      lines.push(`rank ${rank}: ${own.join(", ")}`);
+      lines.push(`${this.row} ${rank}: ${own.join(", ")}`);
     }
     return `${lines.join("\n")}\n`;
   }

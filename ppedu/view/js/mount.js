@@ -7,7 +7,7 @@ import { element } from "./elements.js";
 import { explore } from "./explore.js";
 import { lineup } from "./lineup.js";
 import { puzzle } from "./puzzle.js";
-import { compare, frontier, live, show } from "./widgets.js";
+import { compare, frontier, live, plain, show } from "./widgets.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
@@ -20,7 +20,7 @@ import { compare, frontier, live, show } from "./widgets.js";
  * The widgets, by the kind that Python's `Interactive.kind` names.
  * @type {Record<string, (root: HTMLElement, look: Look, send: Send) => Widget>}
  */
-const KINDS = { show, compare, frontier, live, explore, puzzle, lineup };
+const KINDS = { show, plain, compare, frontier, live, explore, puzzle, lineup };
 
 /**
  * Build the widget that a state describes below an element. Python receives what `send` is called with.

@@ -22,7 +22,7 @@ const EDGE = 0.55; // how dark the upper edge of a memory strip is
  */
 export function paint(context, layout, style) {
   const { width, height, rowHeight, left, right, top, bottom, view, lanes } = layout;
-  const { ink } = style;
+  const { ink, look } = style;
   const { data, outline } = layout.panel;
   const parts = lanes ? [layout, layout.as("lower")] : [layout];
   context.fillStyle = style.paper;
@@ -35,7 +35,7 @@ export function paint(context, layout, style) {
   const every = rowHeight < 11 ? Math.ceil(11 / rowHeight) : 1;
   const middle = (parts[0].middle + parts[parts.length - 1].middle) / 2;
   for (let rank = 0; rank < data.ranks; rank += every)
-    context.fillText(`rank ${rank}`, left - 8 - (lanes ? NAME : 0), layout.y(rank, middle));
+    context.fillText(`${layout.panel.row} ${rank}`, left - 8 - (lanes ? NAME : 0), layout.y(rank, middle));
   if (lanes) nameLanes(context, parts, lanes.names);
   const room = paintNumbers(context, layout);
   context.font = `bold 12px ${FONT}`;
@@ -46,7 +46,7 @@ export function paint(context, layout, style) {
   context.font = `11px ${FONT}`;
   const axis = shortened(context, data.axis, width / 3);
   const end = width - 8 - context.measureText(axis).width - 6; // of the space for ticks
-  for (const time of ticks(view.left, view.right, Math.min(10, (right - left) / 60))) {
+  for (const time of look.plain ? [] : ticks(view.left, view.right, Math.min(10, (right - left) / 60))) {
     const x = layout.x(time);
     context.globalAlpha = 0.18;
     context.fillRect(Math.round(x), top, 1, bottom - top);
@@ -55,9 +55,10 @@ export function paint(context, layout, style) {
   }
   context.globalAlpha = 1;
   context.textAlign = "right";
-  context.fillText(axis, width - 8, bottom + 11);
+  context.fillText(axis, look.plain ? right : width - 8, bottom + 11);
 
   layout.clip(context);
+  if (look.plain) paintIdle(context, layout, style);
   paintMemory(context, layout, style);
   for (const part of parts) paintBoxes(context, part, style, part.timeline.visible(view));
   if (outline && !lanes) {
@@ -100,6 +101,27 @@ function paintNumbers(context, { width, left, top, lines, room }) {
       context.fillText(line[k], x, top - 14 - LINE * (lines.length - 1 - row));
   });
   return room ?? width - 24 - left - taken();
+}
+
+/**
+ * Paint the time in which ranks are idle, with the word where it fits.
+ * @param {Context} context
+ * @param {Layout} layout
+ * @param {Style} style
+ */
+function paintIdle(context, layout, { ink }) {
+  const height = (layout.row.bottom - layout.lane) * layout.rowHeight;
+  context.fillStyle = ink;
+  context.font = `11px ${FONT}`;
+  context.textAlign = "center";
+  for (const { rank, start, end } of layout.timeline.gaps) {
+    const [x, y, width] = [layout.x(start), layout.y(rank, layout.lane), layout.x(end) - layout.x(start) - 1];
+    context.globalAlpha = 0.07;
+    context.fillRect(x, y, width, height);
+    context.globalAlpha = 0.75;
+    if (width > 30 && height > 12) context.fillText("idle", x + width / 2, y + height / 2);
+  }
+  context.globalAlpha = 1;
 }
 
 /**
@@ -150,7 +172,7 @@ function paintEnds(context, parts, ink) {
  */
 function paintScale(context, layout, { most }) {
   const { strip, floor } = layout.row;
-  if ((floor - strip) * layout.rowHeight < 12) return;
+  if (layout.look.plain || (floor - strip) * layout.rowHeight < 12) return;
   context.font = `9px ${FONT}`;
   context.textAlign = "right";
   for (let y = layout.top; y < layout.bottom; y += layout.rowHeight) {
@@ -181,6 +203,7 @@ function shortened(context, text, room) {
  * @param {Style} style
  */
 function paintMemory(context, layout, { look, most, ink }) {
+  if (layout.row.strip === layout.row.floor) return;
   const { memory, makespan, cap, until } = layout.panel.data;
   const { view } = layout;
   const unit = ((layout.row.floor - layout.row.strip) * layout.rowHeight) / (most || 1);

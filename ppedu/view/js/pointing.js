@@ -65,7 +65,7 @@ export function createPlace(figure, n) {
     if (event.shiftKey) figure.lookAt(figure.view.left + (event.deltaY + event.deltaX) / figure.layout(n).scale);
     else figure.zoom(Math.exp(event.deltaY / 300), figure.layout(n).time(at(event).x));
   };
-  holder.addEventListener("wheel", turn, { passive: false });
+  if (!figure.look.plain) holder.addEventListener("wheel", turn, { passive: false });
   holder.addEventListener("keydown", (event) => press(figure, event, n));
   holder.addEventListener("focus", () => figure.explain());
   holder.addEventListener("blur", () => (figure.tip.hidden = true));

@@ -35,6 +35,36 @@ export function show(root, look) {
   return { figure, update: (/** @type {Stack} */ state) => figure.update(state) };
 }
 
+/** Timelines without controls, legend and numbers, for readers who have not seen one before. */
+class Plain extends Figure {
+  /**
+   * @param {HTMLElement} root
+   * @param {Look} look
+   */
+  constructor(root, look) {
+    super(root, { ...look, plain: true });
+    this.line.classList.add("ppedu-heard");
+  }
+
+  explain() {
+    super.explain();
+    if (this.tip.hidden) this.line.textContent = ""; // help for controls, or what is seen while it plays
+  }
+
+  zoom() {} // no button would lead back
+}
+
+/**
+ * Plain timelines and nothing else; the page around them may call `figure.play()`.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @returns {Widget}
+ */
+export function plain(root, look) {
+  const figure = new Plain(root, look);
+  return { figure, update: (/** @type {Stack} */ state) => figure.update(state) };
+}
+
 /**
  * A row of a table: of its head, or with a head in its first column.
  * @param {"th" | "td"} tag
