@@ -2,15 +2,16 @@
 import { Python } from "./python.js";
 import { mount, savedName } from "./widgets.js";
 
-const VIEWS = { explore: "explore", write: "write your own", compare: "compare", differences: "differences", puzzle: "puzzle", plan: "plan", atlas: "proven best" };
-
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
 const [tabs, form, shown, status, stop, report] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report"].map(find);
 
 /** @type {any} */ let widget = null;
+const all = [...tabs.querySelectorAll("button")];
+const views = all.map((tab) => tab.dataset.view);
 let shape = ""; // the widget's kind
 let link = location.hash.slice(1); // to the open view, or to the one that opens first
 let code = "";
+let asked = link !== ""; // whether the address names the view: not before a reader has changed anything
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
 let busy = false;
 
@@ -44,7 +45,7 @@ function receive(answer) {
   if (answer === null) return; // stopped
   if (typeof answer.wrong === "string") say(answer.wrong, true);
   else if (answer.received) widget?.receive?.(answer.received);
-  else if (Object.hasOwn(VIEWS, answer.view) && /^[\w-]*$/.test(answer.link)) {
+  else if (views.includes(answer.view) && /^[\w-]*$/.test(answer.link)) {
     try {
       display(answer);
     } catch {
@@ -70,12 +71,17 @@ function display(answer) {
   report.insertAdjacentHTML("beforeend", answer.picture ?? "");
   link = String(answer.link);
   code = String(answer.code);
-  history.replaceState(null, "", `#${link}`);
+  if (asked) history.replaceState(null, "", `#${link}`);
+  asked = true;
   for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
-  const address = location.href.replace("?embed", "");
-  find("#whole").setAttribute("href", address);
-  if (widget) widget.figure.address = address;
+  find("#playground").classList.add("ready");
+  const whole = address().replace("?embed", "");
+  find("#whole").setAttribute("href", whole);
+  if (widget) widget.figure.address = whole;
 }
+
+/** Return the address of the open view. */
+const address = () => `${location.href.split("#")[0]}#${link}`;
 
 /** Return an element with a paragraph, or with a table of several lines. @param {unknown} text */
 function paragraph(text) {
@@ -91,10 +97,11 @@ function say(text, wrong = false) {
   status.classList.toggle("wrong", wrong);
 }
 
-/** Show which view is open. @param {string} view */
+/** Show which view is open, and what it is for. @param {string} view */
 function choose(view) {
-  for (const tab of tabs.querySelectorAll("button")) {
+  for (const tab of all) {
     const chosen = tab.dataset.view === view;
+    if (chosen) find("#about").textContent = tab.dataset.about ?? "";
     tab.setAttribute("aria-selected", String(chosen));
     tab.tabIndex = chosen ? 0 : -1;
   }
@@ -134,18 +141,14 @@ function submit() {
   ask({ view, inputs: Object.fromEntries([...new FormData(/** @type {any} */ (form))].map(([name, value]) => [name, String(value)])) });
 }
 
-for (const [view, label] of Object.entries(VIEWS)) {
-  const tab = Object.assign(document.createElement("button"), { type: "button", textContent: label });
-  tab.setAttribute("role", "tab");
-  tab.dataset.view = view;
+for (const tab of all)
   tab.addEventListener("click", () => {
+    const view = String(tab.dataset.view);
     choose(view);
     ask({ view, inputs: {} });
   });
-  tabs.append(tab);
-}
 tabs.addEventListener("keydown", ({ key }) => {
-  const all = [...tabs.querySelectorAll("button")], at = all.indexOf(/** @type {any} */ (document.activeElement));
+  const at = all.indexOf(/** @type {any} */ (document.activeElement));
   const to = key === "ArrowRight" ? at + 1 : key === "ArrowLeft" ? at - 1 : at;
   if (to !== at) all[(to + all.length) % all.length].focus();
 });
@@ -172,14 +175,14 @@ function copies(id, text) {
     }
   });
 }
-copies("#share", () => location.href);
+copies("#share", address);
 copies("#python", () => code);
 copies("#frame", () => {
-  const address = `${location.origin}${location.pathname}?embed#${link}`;
-  return `<iframe src="${address}" width="100%" height="640" title="A pipeline schedule" style="border: 0"></iframe>`;
+  const source = `${location.origin}${location.pathname}?embed#${link}`;
+  return `<iframe src="${source}" width="100%" height="640" title="A pipeline schedule" style="border: 0"></iframe>`;
 });
 find("#notebook").addEventListener("click", () => {
-  const text = { cell_type: "markdown", id: "from", metadata: {}, source: `From the [playground](${location.href}).` };
+  const text = { cell_type: "markdown", id: "from", metadata: {}, source: `From the [playground](${address()}).` };
   const cell = { cell_type: "code", id: "code", metadata: {}, source: code, outputs: [], execution_count: null };
   const kernelspec = { name: "python3", display_name: "Python 3", language: "python" };
   const notebook = { cells: [text, cell], metadata: { kernelspec }, nbformat: 4, nbformat_minor: 5 };
@@ -191,7 +194,5 @@ find("#notebook").addEventListener("click", () => {
 addEventListener("hashchange", () => {
   if (location.hash.slice(1) !== link) ask({ open: location.hash.slice(1) });
 });
-if (new URLSearchParams(location.search).has("embed")) document.body.classList.add("embed");
-choose("explore");
 ask({ open: link });
 navigator.serviceWorker?.register("sw.js").catch(() => {}); // without it, the page needs the network each time

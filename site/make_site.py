@@ -9,6 +9,7 @@ from pathlib import Path
 
 import book
 import gallery
+import story
 from record import FILE
 
 import ppedu as pp
@@ -30,6 +31,7 @@ PROGRAMS = {
         ("cluster.csv", "model.toml"),
     ),
 }
+PAGES = ("app.js", "early.js", "lesson.css", "lesson.js", "python.js", "site.css", "story.css", "story.js", "worker.js")
 PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 
@@ -39,8 +41,10 @@ def build(target: Path) -> None:
     (target / "pyodide").mkdir(parents=True)
     for name in PYTHON:
         shutil.copy(HERE.parent / "node_modules" / "pyodide" / name, target / "pyodide" / name)
-    for name in ("index.html", "app.js", "lesson.css", "lesson.js", "python.js", "site.css", "worker.js"):
+    for name in PAGES:
         shutil.copy(HERE / name, target / name)
+    (target / "index.html").write_text(story.page((HERE / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
+    (target / "story.json").write_text(story.written(), encoding="utf-8")
     (target / "widgets.js").write_text(script(), encoding="utf-8")
     for name in ("page", "widgets"):
         (target / f"{name}.css").write_text(style(name), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The site in a real browser, from a local server: playground, lessons, gallery; what a reader's code cannot do."""
+"""The site in a real browser, from a local server: front page, lessons, gallery; what a reader's code cannot do."""
 
 import contextlib
 import re
@@ -90,6 +90,88 @@ def run(page, text):
     editor.fill(text)
     page.get_by_role("button", name="check and draw").click()
     return editor
+
+
+def numbers(page):
+    """Return the story's numbers by their words."""
+    lines = [line.split("\n") for line in page.locator(".count p").all_inner_texts()]
+    return {words: number for number, words in lines}
+
+
+def test_the_story_counts_what_formulas_say_and_the_keyboard_changes_it(visit):
+    page = visit(path="index.html")
+    page.locator("#one canvas").first.wait_for(state="attached")
+    slider = page.locator(".amount input")
+    slider.focus()
+    for gpus in range(1, 5):
+        assert numbers(page) == {
+            f"{'more than' if 256 / gpus > 80 else 'fits into'} a GPU’s 80 GB": f"{256 / gpus:.0f} GB"
+        }
+        page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Cut").focus()
+    page.keyboard.press("ArrowRight")
+    assert numbers(page) == {"idle": "75%"}
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("button", name="Send many")).to_be_focused()
+    for step, name in enumerate(("Send many", "Hold less")):
+        page.get_by_role("button", name=name).press("Enter")
+        slider.focus()
+        page.keyboard.press("Home")
+        for m in range(1, 17):
+            bubble = f"{100 * 3 / (m + 3):.1f}".removesuffix(".0") + "%"
+            held = {"held by GPipe": str(m), "held by 1F1B": str(min(m, 4)), "idle in both": bubble}
+            assert numbers(page) == (held if step else {"idle": bubble})
+            drawn = page.locator(".scene.now .ppedu-panel").last
+            assert f"4 GPUs, {m} microbatch" in (drawn.get_attribute("aria-label") or "")
+            page.keyboard.press("ArrowRight")
+
+
+def test_the_story_plays_only_when_it_is_asked_to(visit):
+    page = visit(path="index.html", reduced_motion="reduce")
+    page.locator("#one canvas").first.wait_for(state="attached")
+    page.clock.install()
+    current = page.locator(".steps [aria-current]")
+    page.clock.run_for(30_000)
+    expect(current).to_have_text("Cut")
+    page.get_by_role("button", name="Play").click()
+    page.clock.run_for(3000)
+    assert page.locator(".amount input").input_value() == "3"
+    page.clock.run_for(5000)
+    expect(current).to_have_text("Send one")
+    page.get_by_role("button", name="Pause").click()
+    page.clock.run_for(30_000)
+    expect(current).to_have_text("Send one")
+
+
+def test_the_story_in_any_size_and_light(visit):
+    page = visit(path="index.html")
+    page.locator("#one canvas").first.wait_for(state="attached")
+    for width in (360, 1366):
+        page.set_viewport_size({"width": width, "height": 768})
+        for scheme, name in (("light", "Hold less"), ("dark", "Cut")):
+            page.emulate_media(color_scheme=scheme)
+            page.get_by_role("button", name=name).click()
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+            assert [each["id"] for each in Axe().run(page).response["violations"]] == [], (width, scheme, name)
+
+
+def test_doors_lead_to_lesson_1_and_to_the_playground(playground, address):
+    page = playground
+    first = page.get_by_role("link", name="Learn").get_attribute("href")
+    assert page.request.get(f"{address}{first}").ok
+    page.get_by_role("link", name="Ask about my run").click()
+    expect(page.get_by_role("tab", name="plan")).to_have_attribute("aria-selected", "true", timeout=30_000)
+    expect(page.get_by_role("heading", name="Playground")).to_be_in_viewport()
+    page.get_by_role("link", name="Play with schedules").click()
+    expect(page.get_by_role("tab", name="explore")).to_have_attribute("aria-selected", "true", timeout=30_000)
+
+
+def test_a_link_shows_the_playground_first(visit):
+    page = visit(path="index.html", fragment="i1ZKrSjIyS9KVdKpro0FAA")
+    expect(page.locator("#story")).to_be_hidden()
+    page.get_by_role("link", name="What is this?").click()
+    expect(page.get_by_role("heading", name="Pipeline parallelism")).to_be_in_viewport()
+    expect(page.locator(".count")).to_contain_text("GB")
 
 
 def test_every_view_and_its_link(visit):
@@ -326,4 +408,4 @@ def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(visit, address, tm
     frame = page.frame_locator("iframe")
     expect(frame.locator("#shown .ppedu canvas").first).to_be_visible(timeout=30_000)
     expect(frame.get_by_role("link", name="open in the playground")).to_be_visible()
-    assert frame.get_by_role("tab").count() == 0
+    assert frame.get_by_role("tab").count() == 0 and frame.locator("#story").is_hidden()
