@@ -258,7 +258,7 @@ def test_hostile_code_reaches_nothing(playground):
     run(page, HOSTILE)
     expect(page.locator("#status")).to_contain_text("ValueError: refused")
     assert "done" not in page.inner_text("#status")
-    assert page.locator("img[src=x], b").count() == 0
+    assert page.locator("img[src=x], #playground b").count() == 0
     assert page.evaluate(kept) == before and before[1:] == [0, 0]
     run(page, "0F0 0B0\n1F0 1B0")
     expect(page.locator("#report")).to_contain_text("The schedule is legal.")
