@@ -10,6 +10,7 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,12 +38,36 @@ MARKERS = {
 }
 
 
+# Files that share a server or hosts, which take long to start: they are tested by one process, before other files.
+TOGETHER = {
+    "hosts": ("tests/hosts/",),
+    "JupyterLab": ("tests/browser/test_lab.py", "tests/browser/test_stepper.py"),
+}
+FIRST = (*(each for files in TOGETHER.values() for each in files), "tests/browser/test_site.py")
+
+
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
 def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files of one of TOGETHER to one process, where pytest-xdist is asked for a file at a time."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    scheduling = import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    by_file = scheduling._split_scope
+
+    def by_file_or_together(test: str) -> str:
+        return next((name for name, files in TOGETHER.items() if test.startswith(files)), by_file(test))
+
+    scheduling._split_scope = by_file_or_together
+    return scheduling
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))  # these take longest
     for item in (each for each in items if isinstance(each, pytest.Function)):  # a cell of a lesson is not one
         fixtures = item._fixtureinfo.name2fixturedefs
         functions = [item.function, *(each[-1].func for each in fixtures.values() if each)]

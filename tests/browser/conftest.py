@@ -70,9 +70,9 @@ FILL = """async sources => {
 }"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_page(server, context):
-    """A notebook in JupyterLab, one for all tests of a module, since JupyterLab takes long to start."""
+    """A notebook in JupyterLab, one for all tests, since JupyterLab takes long to start."""
     address, folder = server
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(nbformat.v4.new_notebook(metadata={"kernelspec": kernel}), folder / "x.ipynb")

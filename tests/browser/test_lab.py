@@ -366,6 +366,7 @@ def test_widgets_follow_the_dark_theme(notebook):
         ".slice(0, 3)) < 60"
     )
     picture(page, "dark")
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
 
 
 LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
