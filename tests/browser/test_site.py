@@ -27,14 +27,20 @@ EVERY = {"schedule": "zb-v", "ranks": "3", "microbatches": "5", "forward": "1.5"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """The address of the built site."""
+def folder(tmp_path_factory):
+    """The built site."""
     if not (ROOT / "node_modules" / "pyodide").exists():
         if not shutil.which("npm"):
             pytest.skip("the site has Python for the browser from npm, which is not installed")
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=ROOT, check=True, capture_output=True)
     folder = tmp_path_factory.mktemp("site") / "site"
     make_site.build(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    """The address of the site."""
     with serve.server(folder) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}/"
@@ -73,7 +79,7 @@ def visit(chromium, address):
 
 @pytest.fixture(scope="module")
 def playground(chromium, address):
-    """One page for all tests that do not need a new one, since Python takes long to load."""
+    """One page for all tests that do not need a new one, since Python takes seven seconds to load."""
     with visits(chromium, address) as visit:
         yield visit()
 
@@ -90,6 +96,30 @@ def run(page, text):
     editor.fill(text)
     page.get_by_role("button", name="check and draw").click()
     return editor
+
+
+def test_the_keyboard_alone(playground):
+    """Comes first: on a page that has just been opened, the focus is at its beginning."""
+    page = playground
+
+    def tab_to(wanted):
+        for _ in range(30):
+            if wanted.evaluate("node => node === document.activeElement"):
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError("the keyboard does not get there")
+
+    tab_to(page.get_by_role("tab", name="explore"))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    editor = page.get_by_label("a generator, or a line of actions")
+    editor.wait_for()
+    tab_to(editor)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("0F0 0B0\n1F0 1B0")
+    tab_to(page.get_by_role("button", name="check and draw"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
 
 
 def numbers(page):
@@ -174,9 +204,9 @@ def test_a_link_shows_the_playground_first(visit):
     expect(page.locator(".count")).to_contain_text("GB")
 
 
-def test_every_view_and_its_link(visit):
-    page = visit()
-    for name in ("write your own", "compare", "differences", "puzzle", "plan", "proven best", "explore"):
+def test_every_view_has_a_link_and_no_fault(playground):
+    page = playground
+    for name in ("compare", "differences", "puzzle", "plan", "proven best", "write your own", "explore"):
         before = page.url
         page.get_by_role("tab", name=name).click()
         page.wait_for_function("before => location.href !== before", arg=before, timeout=60_000)
@@ -184,10 +214,6 @@ def test_every_view_and_its_link(visit):
         expect(page.locator("#status")).to_have_text("")
         faults = Axe().run(page).response["violations"]
         assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
-    page.get_by_label("ranks", exact=True).first.fill("3")
-    page.wait_for_function("() => document.querySelector('#shown').textContent.includes('ranks=3')")
-    again = visit(page.url.partition("#")[2])
-    expect(again.locator("#shown")).to_contain_text("ranks=3")
 
 
 def test_a_link_made_in_python_opens_the_same_picture(playground, address):
@@ -261,6 +287,7 @@ def test_hostile_code_reaches_nothing(playground):
     assert page.locator("img[src=x], #playground b").count() == 0
     assert page.evaluate(kept) == before and before[1:] == [0, 0]
     run(page, "0F0 0B0\n1F0 1B0")
+    expect(page.locator("#status")).to_have_text("")
     expect(page.locator("#report")).to_contain_text("The schedule is legal.")
 
 
@@ -274,52 +301,31 @@ def test_a_damaged_link_and_a_huge_text_get_a_sentence(playground):
     expect(page.locator("#status")).to_contain_text("typo", timeout=30_000)
 
 
-def test_a_phone(visit):
+def test_a_phone_opens_a_link_and_needs_no_network_on_its_second_visit(playground, visit, address):
     """Fingers open each view, and nothing is wider than the screen."""
-    page = visit(viewport={"width": 400, "height": 800}, color_scheme="dark", has_touch=True, is_mobile=True)
-    for name in ("write your own", "compare", "proven best"):
+    follow(playground, pp.simulate(pp.schedule("1f1b", 4, 5)).link(address).partition("#")[2])
+    expect(playground.locator("#shown")).to_contain_text("ranks=4, microbatches=5")
+    playground.get_by_label("ranks", exact=True).first.fill("3")
+    playground.wait_for_function("() => document.querySelector('#shown').textContent.includes('ranks=3')")
+    phone = {"viewport": {"width": 400, "height": 800}, "has_touch": True, "is_mobile": True}
+    page = visit(playground.url.partition("#")[2], "index.html", color_scheme="dark", **phone)
+    page.evaluate("async () => { await navigator.serviceWorker.ready; }")
+    page.reload()  # what was fetched before the service worker came is kept now
+    expect(page.locator("#shown")).to_contain_text("ranks=3", timeout=60_000)
+    for name in ("write your own", "proven best", "explore"):
         before = page.url
         page.get_by_role("tab", name=name).tap()
         page.wait_for_function("before => location.href !== before", arg=before)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 400, name
-
-
-def test_the_keyboard_alone(visit):
-    page = visit()
-
-    def tab_to(wanted):
-        for _ in range(30):
-            if wanted.evaluate("node => node === document.activeElement"):
-                return
-            page.keyboard.press("Tab")
-        raise AssertionError("the keyboard does not get there")
-
-    tab_to(page.get_by_role("tab", name="explore"))
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    editor = page.get_by_label("a generator, or a line of actions")
-    editor.wait_for()
-    tab_to(editor)
-    page.keyboard.press("Control+A")
-    page.keyboard.type("0F0 0B0\n1F0 1B0")
-    tab_to(page.get_by_role("button", name="check and draw"))
-    page.keyboard.press("Enter")
-    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
-
-
-def test_the_second_visit_needs_no_network(visit):
-    page = visit()
-    page.evaluate("async () => { await navigator.serviceWorker.ready; }")
-    page.reload()  # what was fetched before the service worker came is kept now
-    expect(page.locator("#shown .ppedu")).to_be_visible(timeout=30_000)
     page.context.set_offline(True)
     page.reload()
-    expect(page.locator("#shown .ppedu")).to_be_visible(timeout=30_000)
-    page.get_by_role("tab", name="compare").click()
+    expect(page.locator("#shown .ppedu")).to_be_visible(timeout=60_000)
+    page.get_by_role("tab", name="compare").tap()
     expect(page.locator("#shown")).to_contain_text("messages")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
 
 
-def test_the_gallery_shows_each_published_schedule(visit):
+def test_the_gallery_shows_each_published_schedule(visit, playground, address):
     page = visit(path="schedules/")
     expect(page.locator(".gallery li")).to_have_count(len(published()))
     page.get_by_role("link", name="zb-v", exact=True).click()
@@ -328,8 +334,10 @@ def test_the_gallery_shows_each_published_schedule(visit):
     for row in rows.all():
         _, _, formula, simulated = row.locator("td").all_inner_texts()
         assert formula in (simulated, "–")
-    page.get_by_role("link", name="Open it in the playground").click()
-    expect(page.locator("#shown")).to_contain_text("pp.schedule('zb-v'", timeout=30_000)
+    opened = page.get_by_role("link", name="Open it in the playground").evaluate("link => link.href")
+    assert opened.startswith((f"{address}#", f"{address}index.html#"))
+    follow(playground, opened.partition("#")[2])
+    expect(playground.locator("#shown")).to_contain_text("pp.schedule('zb-v'")
     page.get_by_role("link", name="claims we could not confirm").click()
     expect(page.locator("section")).to_have_count(len(CLAIMS))
     for opened in page.get_by_role("link", name="Open the schedule in the playground").all():
@@ -376,6 +384,7 @@ def test_the_reference_is_found_without_a_network(visit):
     page = visit(path="book/reference/ppedu.html")
     for name in ("Schedule", "simulate", "plan"):
         expect(page.locator(f"[id='ppedu.{name}']")).to_be_visible()
+    page = visit(path="book/reference/ppedu.search.html")  # with a class and functions, like the longer pages
     assert not [each["id"] for each in Axe().run(page).response["violations"] if each["impact"] in FAULTS]
 
 
@@ -390,9 +399,11 @@ def test_a_saved_picture_names_the_address_that_shows_it_unless_it_is_too_long_t
         assert saved.suggested_filename == f"{name}.svg"
 
 
-def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(visit, address, tmp_path):
+def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(playground, folder, address):
     timeline = pp.simulate(pp.schedule("zb-v", 4, 6))
-    page = visit(timeline.link(address).partition("#")[2], service_workers="block")  # so that `route` is asked
+    page = playground
+    follow(page, timeline.link(address).partition("#")[2])
+    expect(page.locator("#shown")).to_contain_text("pp.schedule('zb-v', ranks=4, microbatches=6)")
     with page.expect_download() as download:
         page.get_by_role("button", name="save as a notebook").click()
     book = nbformat.read(download.value.path(), as_version=4)
@@ -403,7 +414,7 @@ def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(visit, address, tm
     page.get_by_role("button", name="copy to embed").click()
     expect(page.locator("#status")).to_have_text("Copied.")
     text = page.evaluate("navigator.clipboard.readText()")
-    page.route(f"{address}article.html", lambda route: route.fulfill(body=text, content_type="text/html"))
+    (folder / "article.html").write_text(text)
     page.goto(f"{address}article.html")
     frame = page.frame_locator("iframe")
     expect(frame.locator("#shown .ppedu canvas").first).to_be_visible(timeout=30_000)
