@@ -12,7 +12,6 @@ from nbformat.v4 import new_code_cell
 
 LESSONS = Path(__file__).parents[2] / "notebooks"
 WITH_RANKS = sorted(each.name for each in LESSONS.glob("*.ipynb") if "%%torchrun -n" in each.read_text("utf-8"))
-IN_CHECK = "02_cutting_autograd.ipynb"  # a short one; the others are slow
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +80,18 @@ def test_a_wrong_option_is_an_error_in_one_line(kernel):
     )
 
 
-@pytest.mark.parametrize("on", ["ssh:alpha,beta", pytest.param("ssh:alpha,beta,gamma", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "lesson", [each if each == IN_CHECK else pytest.param(each, marks=pytest.mark.slow) for each in WITH_RANKS]
-)
+def test_a_cell_of_a_lesson_prints_on_hosts_what_is_saved_in_it(kernel):
+    cells = json.loads((LESSONS / "02_cutting_autograd.ipynb").read_text("utf-8"))["cells"]
+    sources = ["".join(each["source"]) for each in cells]
+    place = next(place for place, source in enumerate(sources) if source.startswith("%%torchrun -n 2\n"))
+    cell = kernel(sources[place].replace("-n 2", "-n 2 --on ssh:alpha,beta", 1))
+    [output] = cells[place]["outputs"]
+    assert (cell.text, cell.error) == ("".join(output["text"]), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["ssh:alpha,beta", "ssh:alpha,beta,gamma"])
+@pytest.mark.parametrize("lesson", WITH_RANKS)
 def test_a_lesson_prints_on_hosts_what_it_prints_on_one_machine(network, tmp_path, lesson, on):
     """nbval compares all outputs with the saved ones. In a deadlock's report, hosts are named as well."""
     text = (LESSONS / lesson).read_text("utf-8")
