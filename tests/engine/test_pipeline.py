@@ -8,6 +8,7 @@ and with many microbatches.
 
 import functools
 import json
+from itertools import islice
 
 import pytest
 from cases import BEGIN, NAMED, ONE_PROCESS, named
@@ -51,9 +52,9 @@ def cases(ranks, names):
     found = []
     for name in names:
         fewest = next(m for m in range(1, 40) if _legal(name, ranks, m))
-        uneven = [m for m in range(max(fewest, ranks) + 1, 40) if m % ranks and _legal(name, ranks, m)]
+        larger = (m for m in range(max(fewest, ranks) + 1, 40) if m % ranks and _legal(name, ranks, m))
         many = next(m for m in range(4 * ranks, 60) if _legal(name, ranks, m))
-        found.append([(ranks, name, m) for m in dict.fromkeys([*uneven[:1], fewest, many])])
+        found.append([(ranks, name, m) for m in dict.fromkeys([*islice(larger, 1), fewest, many])])
     return found
 
 
