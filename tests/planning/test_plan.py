@@ -141,7 +141,7 @@ def test_of_choices_that_are_alike_the_smaller_one_is_best():
 
 def test_the_same_question_has_the_same_answer():
     """The search is limited by its work, not by the clock."""
-    question = {"ranks": 4, "microbatches": 12, "schedules": ["interleaved", "zb-v"]}
+    question = {"ranks": 4, "microbatches": 8, "schedules": ["zb-v"], "recompute": False}
     first, second = (pp.plan(EIGHT_BILLION, MACHINE, **question) for _ in range(2))
     assert first.choices == second.choices
 

@@ -25,7 +25,7 @@ STRENGTH = {
     "messages": (0.3, 0.8),
     "pauses": (0.5, 1.5),
 }
-SEEDS = list(range(300))
+SEEDS = list(range(200))
 
 
 def draw(seed, **settings):
