@@ -15,8 +15,7 @@ from said import OWN_CODE, said
 
 import ppedu as pp
 from ppedu.core import ParseError, PipelineError, Placement, Schedule, SettingError
-from ppedu.course.board.levels import LEVELS
-from ppedu.course.board.puzzle import puzzle
+from ppedu.course.board.puzzle import Puzzle, puzzle
 from ppedu.planning.question import EXAMPLE, read
 from ppedu.search.atlas import PLACEMENTS, atlas
 from ppedu.sim import Costs, Timeline, simulate_partial
@@ -58,7 +57,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Input:
-    """A field of a view's form. kind: "number", "text", "area" or "choice"."""
+    """A field of a view's form. kind: "number", "text", "area", "choice", or "hidden" if the widget itself sets it."""
 
     name: str
     label: str
@@ -98,8 +97,7 @@ def summary(timeline: Timeline) -> list[str]:
 
 def show_explore(inputs: Inputs) -> Answer:
     settings: dict[str, Any] = {key: value for key, value in inputs.items() if key != "schedule"}
-    shown = explore(inputs.get("schedule", "1f1b"), **settings)
-    return Answer(shown, code=f"import ppedu as pp\n{shown.code()}")
+    return Answer(explore(inputs.get("schedule", "1f1b"), **settings))
 
 
 def show_write(inputs: Inputs) -> Answer:
@@ -186,7 +184,7 @@ def show_differences(inputs: Inputs) -> Answer:
 
 
 def show_puzzle(inputs: Inputs) -> Answer:
-    return Answer(puzzle(inputs["level"]), code=f"import ppedu as pp\npp.puzzle({inputs['level']!r})")
+    return Answer(puzzle(inputs["level"], inputs["placed"]))
 
 
 def show_atlas(inputs: Inputs) -> Answer:
@@ -238,7 +236,7 @@ VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
             COSTS,
         ),
     ),
-    "puzzle": (show_puzzle, (Input("level", "level", "choice", "first", tuple(LEVELS)),)),
+    "puzzle": (show_puzzle, (Input("level", "level", "hidden", "first"), Input("placed", "placed", "hidden", ""))),
     "plan": (show_plan, (Input("question", "a model, a machine and a question, as TOML", "area", f"{EXAMPLE}\n"),)),
     "atlas": (
         show_atlas,
@@ -281,7 +279,7 @@ class Playground:
                     if isinstance(self.widget, Explore):
                         shown = self.widget.shown
                         self.inputs = {key: str(value) for key, value in shown.items() if value is not None}
-                    return self._answer(Answer(self.widget, code=""))
+                    return self._answer(Answer(self.widget))
         except (PipelineError, RecursionError, MemoryError) as error:
             return {"wrong": f"{str(error)[:1000] or type(error).__name__}."}
         return {"wrong": "The page asked for something unknown."}
@@ -298,16 +296,24 @@ class Playground:
 
     def _answer(self, made: Answer) -> dict[str, Any]:
         _, fields = VIEWS[self.view]
+        code = made.code
+        if isinstance(made.widget, Explore):
+            code = f"import ppedu as pp\n{made.widget.code()}"
+        elif isinstance(made.widget, Puzzle):
+            self.inputs = made.widget.inputs
+            given = ", ".join(repr(value) for value in self.inputs.values() if value)
+            code = f"import ppedu as pp\npp.puzzle({given})"
         return {
             "view": self.view,
             "inputs": [
-                {**vars(each), "choices": list(each.choices), "value": self.inputs[each.name]} for each in fields
+                {**vars(each), "choices": list(each.choices), "value": self.inputs[each.name]}
+                for each in fields
+                if each.kind != "hidden"
             ],
             "state": made.widget.state() if made.widget else None,
             "report": made.report,
             "picture": made.picture,
-            "code": made.code
-            or (f"import ppedu as pp\n{made.widget.code()}" if isinstance(made.widget, Explore) else ""),
+            "code": code,
             "link": encode(self.view, self._changed()),
         }
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from operator import mul, neg, sub
 from typing import Any
 
@@ -88,13 +88,13 @@ class Board:
         self._holders: dict[Action, int] = {}  # the rank of each action of the board, without pairs
         for op, microbatch, stage in product(self.ops, range(microbatches), range(placement.stages)):
             self._holders[Action(stage, Op(op), microbatch)] = placement.rank(stage, microbatch)
-        self._start: tuple[Action, ...] = ()
-        self._steps: list[tuple[Action, ...]] = []  # the units of `undo`: an action, or all that `finish` placed
-        self._undone: list[tuple[Action, ...]] = []
+        self._moves: tuple[Action, ...] = ()
+        self._past: list[tuple[Action, ...]] = []  # the moves before each step: an action, or all that `finish` placed
+        self._undone: list[tuple[Action, ...]] = []  # the moves before each undo
         self._replay()
         for action in start:
             self.extend([self._require_placeable(action)])
-        self._start, self._steps = self.moves, []
+        self.start, self._past = self._moves, []
         self.par = simulate(par, self.costs) if par else None
 
     def with_start(self, start: Iterable[Action]) -> Board:
@@ -108,8 +108,8 @@ class Board:
 
     @property
     def moves(self) -> tuple[Action, ...]:
-        """All placed actions, in the order in which they were placed."""
-        return (*self._start, *chain.from_iterable(self._steps))
+        """All placed actions, in an order in which they can be placed: `start`, and then those of the moves."""
+        return self._moves
 
     @property
     def schedule(self) -> Schedule:
@@ -175,7 +175,7 @@ class Board:
         """
         action = self._require_placeable(action)
         self.extend([action])
-        return self.timeline.spans(self._rank(action))[-1]
+        return self.timeline.spans(self.rank(action))[-1]
 
     def could_start(self, action: Action | str) -> Any:
         """Return the time at which `action` would start if it were placed next.
@@ -184,10 +184,10 @@ class Board:
             ScheduleError: The action cannot be next; the message is that of `why_not`.
         """
         action = self._require_placeable(action)
-        rows, rank = self.timeline.rows, self._rank(action)
+        rows, rank = self.timeline.rows, self.rank(action)
         times = [rows[rank][-1].end] if rows[rank] else [0]
         for result in requires(action, self.placement):
-            source, index = self._results[result]
+            source, index = self.results[result]
             times.append(rows[source][index].end + self.costs.delay(source, rank))
         return max(times)
 
@@ -199,7 +199,7 @@ class Board:
 
     def _refusals(self, action: Action) -> Iterator[str]:
         """Yield the reasons why `action` cannot be next. Only the first counts: each check assumes the earlier ones."""
-        if not self._exists(action):
+        if not self.exists(action):
             yield f"{action} is not an action of this board"
             return
         for single in action.singles:
@@ -208,7 +208,7 @@ class Board:
             yield from self._missing_dependencies(single, action.singles)
         yield from self._excess_memory(action)
 
-    def _exists(self, action: Action) -> bool:
+    def exists(self, action: Action) -> bool:
         """Return whether the board has this action at all; the buttons of the puzzle offer no other."""
         if action.parts:
             ops = [single.op for single in action.singles]
@@ -232,22 +232,26 @@ class Board:
     def _missing_dependencies(self, single: Action, together: Collection[Action]) -> Iterator[str]:
         """Yield a sentence for each dependency of `single` that is not placed. `together` are the parts of its pair."""
         for result in requires(single, self.placement):
-            if result not in self._results:
+            if result not in self.results:
                 kind, stage, microbatch = result
                 halved = kind == "B" and (self.split or single.op == Op.W)
                 source = Action(stage, Op.I if halved else Op(kind), microbatch)
                 problem = "runs at the same time" if source in together else "has not been placed yet"
-                yield f"{single} needs {source}, which {problem} (rank {self._rank(source)})"
+                yield f"{single} needs {source}, which {problem} (rank {self.rank(source)})"
 
     def _excess_memory(self, action: Action) -> Iterator[str]:
         """Yield a sentence about the limit on memory if `action` holds more activations and exceeds it."""
-        rank = self._rank(action)
-        more = sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
-        held = self._held[rank] + more
-        if more and held > self.limit:
+        held, rank = self.held_with(action), self.rank(action)
+        if held > self.limit:
             yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
 
-    def _rank(self, action: Action) -> int:
+    def held_with(self, action: Action) -> Fraction:
+        """Return the activations that the rank of `action` would hold while running it next; 0 if it needs no more."""
+        more = sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
+        return self._held[self.rank(action)] + more if more else Fraction(0)
+
+    def rank(self, action: Action) -> int:
+        """Return the rank that runs an action of this board."""
         return self._holders[action.singles[0]]
 
     def _is_half_done(self, backward: Action) -> bool:
@@ -259,46 +263,67 @@ class Board:
         return f"rank {rank}, position {index}"
 
     def undo(self) -> tuple[Action, ...]:
-        """Take back the last move, or all moves of `finish`, and return their actions; () if nothing was placed."""
-        return self._move_step(self._steps, self._undone)
+        """Take back the last step, and return its actions; () if nothing was placed.
+
+        A step is a move, or all moves of `finish` or `rearrange`.
+        """
+        return self._step(self._past, self._undone)
 
     def redo(self) -> tuple[Action, ...]:
-        """Repeat the moves that were undone last, and return their actions; () if another move followed the undo."""
-        return self._move_step(self._undone, self._steps)
+        """Repeat the step that was undone last, and return its actions; () if another one followed the undo."""
+        return self._step(self._undone, self._past)
 
     def reset(self) -> None:
         """Undo all moves. `redo` can bring them back."""
         while self.undo():
             pass
 
-    def _move_step(self, source: list[tuple[Action, ...]], target: list[tuple[Action, ...]]) -> tuple[Action, ...]:
-        """Move the last step of `source` to `target`, rebuild the orders, and return it; () if there was no step."""
+    def _step(self, source: list[tuple[Action, ...]], target: list[tuple[Action, ...]]) -> tuple[Action, ...]:
+        """Go to the last position in `source`, and return the actions that come or go; () if there is none."""
         if not source:
             return ()
-        target.append(source.pop())
+        target.append(self._moves)
+        fewer, more = sorted((self._moves, source.pop()), key=len)
+        self._moves = more if self._moves is fewer else fewer
         self._replay()
-        return target[-1]
+        kept = set(fewer)
+        return tuple(action for action in more if action not in kept)
 
     def extend(self, actions: Sequence[Action]) -> None:
         """Append actions to their ranks' orders, as one step of `undo`. Each must be placeable when its turn comes."""
-        self._undone.clear()
-        self._steps.append(tuple(actions))
+        self._keep((*self._moves, *actions))
+        for action in actions:
+            self._append(action)
+
+    def rearrange(self, moves: Sequence[Action]) -> None:
+        """Replace all moves by these, as one step of `undo`. Each must be placeable when its turn comes."""
+        self._keep(tuple(moves))
         self._replay()
+
+    def _keep(self, moves: tuple[Action, ...]) -> None:
+        """Let a step lead to these moves."""
+        self._undone.clear()
+        self._past.append(self._moves)
+        self._moves = moves
+        vars(self).pop("timeline", None)  # that of the moves before
 
     def _replay(self) -> None:
         """Rebuild the orders, and all that follows from them, from `moves`."""
         self._orders: list[list[Action]] = [[] for _ in range(self.ranks)]
         self._held = [Fraction(0)] * self.ranks  # activations on each rank
         self._placed: dict[Action, tuple[int, int]] = {}  # the rank and the position of each action
-        self._results: dict[Result, tuple[int, int]] = {}  # and of the action that produces each result
-        vars(self).pop("timeline", None)  # that of the moves before
-        for action in self.moves:
-            rank = self._rank(action)
-            here = rank, len(self._orders[rank])
-            self._placed |= dict.fromkeys(action.singles, here)
-            self._results |= dict.fromkeys(produces(action), here)
-            self._held[rank] += sum(self._allocates[each.op][each.stage] for each in action.singles)
-            self._orders[rank].append(action)
+        self.results: dict[Result, tuple[int, int]] = {}  # and of the action that produces each result
+        vars(self).pop("timeline", None)
+        for action in self._moves:
+            self._append(action)
+
+    def _append(self, action: Action) -> None:
+        rank = self.rank(action)
+        here = rank, len(self._orders[rank])
+        self._placed |= dict.fromkeys(action.singles, here)
+        self.results |= dict.fromkeys(produces(action), here)
+        self._held[rank] += sum(self._allocates[each.op][each.stage] for each in action.singles)
+        self._orders[rank].append(action)
 
     @property
     def stuck(self) -> str | None:

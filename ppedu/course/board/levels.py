@@ -93,6 +93,12 @@ _IN_ORDER = (
         capped=True,
     ),
     Level(
+        *("repeat", "1f1b", 4, 8),
+        "A pattern: four ranks, eight microbatches",
+        "64 actions, but every microbatch can go the same way. Place the whole way of one, and repeat it.",
+        capped=True,
+    ),
+    Level(
         *("interleaved", "interleaved", 2, 4),
         "Interleaving: two stages on each rank",
         "Every microbatch visits each rank twice. The ranks wait half as long at the start and at the end.",

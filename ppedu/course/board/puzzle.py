@@ -6,13 +6,19 @@ from itertools import groupby
 from typing import Any
 
 from ppedu.core import Action, Op, PipelineError, Schedule
-from ppedu.core.numeric import pretty
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.validate import require_instance
 from ppedu.course.board.board import Board
-from ppedu.course.board.levels import LEVELS, Level, level
+from ppedu.course.board.daily import TODAY, find
+from ppedu.course.board.levels import LEVELS, Level
+from ppedu.course.board.outlook import Outlook
+from ppedu.course.board.patterns import Repeat, block_of, repeat, walk
+from ppedu.course.board.recognition import recognize
 from ppedu.course.board.results import KEEPER, MOST_STARS, RULES, Result
 from ppedu.course.progress_file import stars
 from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
+from ppedu.view.link import PLAYGROUND, encode
 from ppedu.view.model import Data, Panel
 
 READY = "(What you have built is board.schedule, a schedule like any other.)"
@@ -45,6 +51,7 @@ class Puzzle(Interactive):
         if level.name not in self._attempts:
             self._attempts[level.name] = Attempt(level.board())
             self._arrange({})
+        self._built: list[str] | None = None
         self._report("Click an action to append it to its rank's order.")
 
     @property
@@ -70,17 +77,29 @@ class Puzzle(Interactive):
         return self.board.timeline
 
     def panels(self) -> list[Panel]:
-        par = self.level.par.makespan
-        return [Panel(self.timeline, f"{self.level.title} (par {pretty(par)})", cap=self.board.memory, until=par)]
+        par, board = self.level.par.makespan, self.board
+        until = par
+        if not board.complete:  # room for the next action
+            times = board.costs.durations(board.placement.stages, board.ranks)
+            until = max(par, self.timeline.makespan + max(map(max, times.values())))
+        return [Panel(self.timeline, f"{self.level.title} (par {pretty(par)})", cap=board.memory, until=until)]
 
     def handle(self, message: dict[str, Any]) -> None:
         board, before = self.board, {rank: self._open_pairs(rank) for rank in range(self.board.ranks)}
+        self._built = None
         try:
             match message:
                 case {"level": str(name)}:
-                    self._open(level(name))
+                    self._open(find(name))
                 case {"place": str(action)}:
                     self._place(action)
+                case {"walk": str(action)}:
+                    placed = walk(board, action)
+                    said = f"Placed as early as possible: {_list(placed)}."
+                    self._moved(placed[0], said)
+                case {"repeat": list(singles)}:
+                    done = repeat(board, block_of(board, map(str, singles)))
+                    self._moved(done.block[0], _in_words(done))
                 case {"do": "undo"}:
                     self._report(f"Undone: {_list(board.undo())}.")
                 case {"do": "redo"}:
@@ -112,15 +131,19 @@ class Puzzle(Interactive):
 
     def _place(self, action: str) -> None:
         placed, start, end = self.board.place(action)
+        rank = self.board.rank(placed)
+        self._moved(placed, f"{action} runs {pretty(start)}–{pretty(end)} on rank {rank}.")
+
+    def _moved(self, placed: Action, said: str) -> None:
+        """Report a move of the learner, and what it leads to."""
         self._begin()
-        single = placed.singles[0]
-        self._rank = self.board.placement.rank(single.stage, single.microbatch)
+        self._rank = self.board.rank(placed)
         if self.board.complete:
             self._complete()
         elif stuck := self.board.stuck:
             self._report(f"{stuck}.", "no", self._rank)
         else:
-            self._report(f"{action} runs {pretty(start)}–{pretty(end)} on rank {self._rank}.", "ok", self._rank)
+            self._report(said, "ok", self._rank)
 
     def _complete(self) -> None:
         """Report that the learner has placed the last action, and keep the result unless the board was finished."""
@@ -136,11 +159,15 @@ class Puzzle(Interactive):
                 number = 3
             KEEPER.add(self.level.name, Result(number, makespan))
             said = f"That earns {stars(number, MOST_STARS)}{', as you asked for a hint' if number == 2 else ''}."
+            if built := recognize(self.schedule, self.level.published):
+                other = ", with other numbers for the microbatches" if built.renamed else ""
+                said = f"You have just built {built.name}{other}. {said}"
+                self._built = [f"about {built.name}", f"{PLAYGROUND}schedules/{built.name}.html"]
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 
     def state(self) -> Data:
         board, best = self.board, KEEPER.best(self.level.name)
-        can = ["undo", "redo", "reset"] if board.complete else ["undo", "redo", "reset", "hint", "finish"]
+        can = ["undo", "redo", "reset"] if board.complete else ["undo", "redo", "reset", "repeat", "hint", "finish"]
         best_in_words = stars(0, MOST_STARS)
         if best:
             best_in_words = f"{stars(best.stars, MOST_STARS)} your best: {pretty(best.makespan)}"
@@ -148,32 +175,65 @@ class Puzzle(Interactive):
         return {
             **super().state(),
             "level": self.level.name,
-            "levels": [[each.name, _entry(number, each)] for number, each in enumerate(LEVELS.values(), 1)],
+            "levels": self._levels(),
             "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
             "best": best_in_words,
             "rules": RULES,
             "note": self._note,
             "tone": self._tone,
+            "built": self._built,
             "rank": self._rank,
-            "trays": [self._tray(rank) for rank in range(board.ranks)],
+            "trays": self._trays(),
             "can": can,
             "code": self.code() if board.complete else "",
         }
 
-    def _tray(self, rank: int) -> list[list[list[Any] | None]]:
-        """Return the blocks of buttons of a rank: one block per op, each action in a slot of its own, then the pairs.
+    def _levels(self) -> list[list[str]]:
+        """Return the names and titles of the levels, with today's board, and that of another day if it is open."""
+        daily = find(TODAY)
+        entries = [[each.name, _entry(f"{number}.", each)] for number, each in enumerate(LEVELS.values(), 1)]
+        entries.append([daily.name, _entry("Today,", daily)])
+        if self.level.name not in dict(entries):
+            entries.append([self.level.name, _entry("On", self.level)])
+        return entries
+
+    def _trays(self) -> list[list[list[list[Any] | None]]]:
+        """Return the buttons of each rank: one block per op, each action in a slot of its own, then the pairs.
 
         An action that is placed keeps its slot, disabled, so that no other action takes its place under the pointer.
         An empty slot for a pair is None.
         """
-        own = sorted(self.board.actions(rank), key=lambda each: (self.board.ops.index(each.op), each.stage))
-        blocks: list[list[list[Any] | None]] = []
-        for _, block in groupby(own, lambda each: each.op):
-            blocks.append([_button(each, self.board.is_left(each)) for each in block])
-        free = self._open_pairs(rank)
-        if pairs := self._attempt.pairs[rank]:
-            blocks.append([each and _button(each, each in free) for each in pairs])
-        return blocks
+        outlook, ops, trays = Outlook(self.board), self.board.ops, []
+        for rank in range(self.board.ranks):
+            own = sorted(self.board.actions(rank), key=lambda each: (ops.index(each.op), each.stage))
+            blocks: list[list[list[Any] | None]] = []
+            for _, block in groupby(own, lambda each: each.op):
+                blocks.append([self._button(each, self.board.is_left(each), outlook) for each in block])
+            free = self._open_pairs(rank)
+            if pairs := self._attempt.pairs[rank]:
+                blocks.append([each and self._button(each, each in free, outlook) for each in pairs])
+            trays.append(blocks)
+        return trays
+
+    def _button(self, action: Action, left: bool, outlook: Outlook) -> list[Any]:
+        """Return the data of an action's button.
+
+        They are the message of a click, the label, the ops that color it, whether it is enabled, what the move would
+        lead to, and its times, if it can be made.
+        """
+        named = "+".join(map(str, action.singles)), "+".join(single.op for single in action.singles)
+        if not left:
+            return [str(action), *named, False, "", None]
+        if refusal := self.board.why_not(action):
+            return [str(action), *named, True, f"{refusal[0].upper()}{refusal[1:]}.", None]
+        start, end, makespan, bubble, peak = outlook.after(action)
+        over = makespan - self.level.par.makespan
+        par = f" ({pretty(over)} over par)" if over > 0 else ""
+        said = (
+            f"{named[0]} would run {pretty(start)}–{pretty(end)} on rank {self.board.rank(action)}. "
+            f"In the end at least: makespan {pretty(makespan)}{par}, bubble {bubble:.1%}, peak {pretty(peak)}."
+        )
+        return [str(action), *named, True, said, [float(start), float(end), over > 0]]
 
     def _open_pairs(self, rank: int) -> list[Action]:
         """Return the overlapped pairs that can be placed next on a rank, of each stage's first microbatches only.
@@ -200,6 +260,16 @@ class Puzzle(Interactive):
                 if action is None or action not in [*free, *before.get(rank, [])]:
                     slots[place] = new.pop(0) if new else None
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The arguments of `puzzle` that show this board again."""
+        placed = self.board.moves[len(self.board.start) :]
+        return {"level": self.level.name, "placed": " ".join(map(str, placed))}
+
+    def link(self) -> str:
+        """Return the address of the playground with this board, as far as it is built."""
+        return f"{PLAYGROUND}#{encode('puzzle', self.inputs)}"
+
     def code(self) -> str:
         """Return Python code that makes the schedule on the board."""
         rows = "\n".join(f'    "{" ".join(map(str, order))}",' for order in self.schedule.orders)
@@ -213,30 +283,38 @@ class Puzzle(Interactive):
         )
 
 
-def _entry(number: int, level: Level) -> str:
+def _entry(before: str, level: Level) -> str:
     best = KEEPER.best(level.name)
-    return f"{number}. {level.title}" + (f"  {stars(best.stars, MOST_STARS)}" if best else "")
+    return f"{before} {level.title}" + (f"  {stars(best.stars, MOST_STARS)}" if best else "")
 
 
 def _list(actions: tuple[Action, ...]) -> str:
     return ", ".join(map(str, actions)) or "nothing"
 
 
-def _button(action: Action, free: bool) -> list[Any]:
-    """Return the data of an action's button: message of a click, label, ops that color it, whether it is enabled."""
-    return [str(action), "+".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
+def _in_words(done: Repeat) -> str:
+    """Return what was repeated, how often, and how."""
+    how = "one copy after the other" if done.period is None else f"a copy every {pretty(done.period)} slots"
+    return f"Repeated {plural(len(done.block), 'action')} {plural(done.copies, 'time')}, {how}."
 
 
-def puzzle(name: str = "first") -> Puzzle:
-    """Show a board on which to make a schedule by hand, one action at a time.
+def puzzle(name: str = "first", placed: str = "") -> Puzzle:
+    """Show a board on which to make a schedule by hand.
 
         board = puzzle("1f1b")
         board.schedule
 
     Args:
-        name: The level to start with, one of `ppedu.course.board.levels.LEVELS`.
+        name: The level to start with: one of `ppedu.course.board.levels.LEVELS`, "today" for the board of the day, or a
+            date such as "2026-05-04" for that of another day.
+        placed: Actions to begin with, separated by spaces, in an order in which they can be placed: "0F0 1F0 0F1".
 
     Raises:
         SettingError: There is no such level.
+        ScheduleError: An action cannot be placed.
     """
-    return Puzzle(level(name))
+    require_instance("placed", placed, str, 'actions as text, such as "0F0 1F0"')
+    made = Puzzle(find(name))
+    for action in placed.split():
+        made.board.place(action)
+    return made

@@ -13,6 +13,8 @@ import { icon, toolbar } from "./toolbar.js";
 import { placeTip, sentence } from "./words.js";
 
 /**
+ * @typedef {import("./block.js").Block} Block
+ * @typedef {import("./block.js").Ghost} Ghost
  * @typedef {import("./boxes.js").Style} Style
  * @typedef {import("./model.js").Color} Color
  * @typedef {import("./model.js").Look} Look
@@ -53,6 +55,12 @@ export class Figure {
   current = null;
   /** @type {{ panel: number, lane: number, microbatch: number } | null} the journey that is shown, and in which timeline */
   chosen = null;
+  /** @type {(() => void) | null} repeats the block that is marked; null where none can be */
+  repeat = null;
+  /** @type {Block | null} */
+  block = null;
+  /** @type {Ghost | null} */
+  ghost = null;
 
   /**
    * @param {HTMLElement} root
@@ -113,7 +121,7 @@ export class Figure {
     this.legend = legend;
     this.fills = fills;
     if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
-    this.current = null;
+    Object.assign(this, { current: null, block: null });
     if (this.timelines.some(({ outline }) => outline)) this.critical.before(this.ways);
     else this.ways.remove();
     if (this.chosen && !(this.chosen.microbatch < (this.drawn(this.chosen)?.data.microbatches ?? 0))) this.chosen = null;
@@ -186,7 +194,7 @@ export class Figure {
 
   /**
    * Change the state of the figure, and draw it.
-   * @param {Partial<Pick<Figure, "by" | "path" | "time" | "current" | "chosen">>} changes
+   * @param {Partial<Pick<Figure, "by" | "path" | "time" | "current" | "chosen" | "block" | "ghost">>} changes
    */
   set(changes) {
     Object.assign(this, changes);
@@ -206,7 +214,7 @@ export class Figure {
   explain() {
     const { i, gap } = this.current ?? {};
     this.line.textContent = sentence(this);
-    this.tip.hidden = !gap && i === undefined;
+    this.tip.hidden = (!gap && i === undefined) || !!this.block;
     this.line.classList.toggle("ppedu-unseen", !this.tip.hidden); // the tooltip says the same
     if (this.tip.hidden) return;
     const [first, ...rest] = (this.line.textContent ?? "").split(/(?<=\.) (?=[A-Z])/);
@@ -348,7 +356,8 @@ export class Figure {
       const { lane = 0, i: box, gap } = (this.current?.panel === n && this.current) || {};
       const over = fitted(place.over, width, layout.height);
       over.clearRect(0, 0, width, layout.height);
-      paintOver(over, drawn, style, { ...this.highlight, lane, box, gap });
+      const { block, ghost } = this;
+      paintOver(over, drawn, style, { ...this.highlight, lane, box, gap, block, ghost });
     });
     describeColors(this);
     placeTip(this);

@@ -1,6 +1,7 @@
 // @ts-check
 // What lies over the picture: a journey, the critical path, the moment of playing, and the focus.
 
+import { paintBlock, paintGhost } from "./block.js";
 import { MANY, paintBoxes, paintNames } from "./boxes.js";
 import { inkOn, numbersIn } from "./palette.js";
 
@@ -21,16 +22,18 @@ const FADED = 0.78; // the part of the page's color in what is faded
  * @property {number} lane that of the box or the gap
  * @property {number | undefined} box
  * @property {import("./model.js").Gap | undefined} gap
+ * @property {import("./block.js").Block | null} [block]
+ * @property {import("./block.js").Ghost | null} [ghost]
  */
 
 /**
- * Paint the journey, the critical path, the moment of playing, and the box or gap in focus.
+ * Paint the journey, the critical path, the moment of playing, the box or gap in focus, and what is marked or not placed yet.
  * @param {Context} context
  * @param {Layout[]} lanes one layout, or two lanes
  * @param {Style} style
  * @param {Highlight} highlight
  */
-export function paintOver(context, lanes, style, { microbatch, path, time, lane, box, gap }) {
+export function paintOver(context, lanes, style, { microbatch, path, time, lane, box, gap, block, ghost }) {
   const [layout] = lanes;
   layout.clip(context);
   /** @param {number} from */
@@ -69,6 +72,8 @@ export function paintOver(context, lanes, style, { microbatch, path, time, lane,
     context.strokeRect(x, y, layout.x(gap.end) - x - 1, (row.bottom - row.top) * rowHeight);
   }
   context.setLineDash([]);
+  if (block) paintBlock(context, layout, block);
+  if (ghost) paintGhost(context, layout, style, ghost);
   context.restore();
 }
 

@@ -1,6 +1,7 @@
 // @ts-check
 // What the mouse and the keyboard do in the timelines.
 
+import { blockTo } from "./block.js";
 import { element } from "./elements.js";
 import { placeTip } from "./words.js";
 
@@ -30,11 +31,25 @@ export function createPlace(figure, n) {
   };
   /** @type {{ x: number, view: View, moved: boolean } | null} */
   let grabbed = null;
+  /** @param {MouseEvent} event */
+  const corner = (event) => {
+    const [{ x, y }, layout] = [at(event), figure.layout(n)];
+    const rank = Math.floor((y - layout.top) / layout.rowHeight);
+    return { rank: Math.max(0, Math.min(rank, layout.timeline.data.ranks - 1)), time: layout.time(x) };
+  };
+  /** @type {import("./block.js").Corner | null} */
+  let marked = null;
   holder.addEventListener("pointerdown", (event) => {
+    if (event.shiftKey && figure.repeat) {
+      marked = corner(event);
+      event.preventDefault(); // the page would mark its text
+      return holder.setPointerCapture(event.pointerId);
+    }
     grabbed = { x: event.clientX, view: { ...figure.view }, moved: false };
   });
   holder.addEventListener("pointermove", (event) => {
     figure.pointer = { x: event.clientX, y: event.clientY };
+    if (marked) return figure.set({ block: { from: marked, to: corner(event) }, current: null });
     if (!grabbed || !event.buttons) {
       point(figure, n, at(event));
       return placeTip(figure);
@@ -48,6 +63,10 @@ export function createPlace(figure, n) {
     if (grabbed.moved) figure.lookAt(view.left - far / figure.layout(n).scale, view.right - view.left);
   });
   holder.addEventListener("pointerup", (event) => {
+    if (marked) {
+      marked = null;
+      return figure.block && figure.repeat?.();
+    }
     const click = grabbed && !grabbed.moved;
     grabbed = null;
     figure.pointer = { x: event.clientX, y: event.clientY };
@@ -109,15 +128,32 @@ function press(figure, event, n) {
   const { lane = 0, i } = figure.current?.panel === n ? figure.current : {};
   const { boxes } = figure.drawn({ panel: n, lane }) ?? figure.timelines[n];
   figure.pointer = null;
-  if (key.startsWith("Arrow")) move(figure, key, n, lane, i);
+  if (key.startsWith("Arrow") && event.shiftKey && figure.repeat) extend(figure, event, n, i);
+  else if (key.startsWith("Arrow")) move(figure, key, n, lane, i);
   else if (["+", "=", "-"].includes(key))
     figure.zoom(key === "-" ? 2 : 0.5, i === undefined ? undefined : (boxes.start[i] + boxes.end[i]) / 2);
   else if (key === "Home") figure.whole();
   else if (key === " ") figure.toggle();
   else if (key === "Enter") figure.choose();
-  else if (key === "Escape") figure.set({ chosen: null, current: null, time: null });
+  else if (key === "Escape") figure.set({ chosen: null, current: null, time: null, block: null });
   else return;
   event.preventDefault();
+}
+
+/**
+ * Move the focus, and mark the block from where it was when Shift was pressed.
+ * @param {Figure} figure
+ * @param {KeyboardEvent} event
+ * @param {number} n
+ * @param {number} [i]
+ */
+function extend(figure, event, n, i) {
+  const timeline = figure.timelines[n];
+  if (!timeline.count) return;
+  const from = figure.block?.from ?? blockTo(timeline, { rank: 0, time: 0 }, i ?? 0).to;
+  if (i !== undefined) move(figure, event.key, n, 0, i);
+  figure.set({ block: blockTo(timeline, from, figure.current?.i ?? 0), current: figure.current ?? { panel: n, lane: 0, i: 0 } });
+  event.stopPropagation(); // the notebook would select cells
 }
 
 /**

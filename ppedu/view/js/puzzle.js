@@ -1,6 +1,7 @@
 // @ts-check
 // `puzzle`: a board on which a learner makes a schedule by hand.
 
+import { insideBlock } from "./block.js";
 import { button, code, element, options } from "./elements.js";
 import { Figure } from "./figure.js";
 
@@ -11,7 +12,8 @@ import { Figure } from "./figure.js";
  * @typedef {import("./widgets.js").Send} Send
  * @typedef {import("./widgets.js").Widget} Widget
  *
- * @typedef {[string, string, string, boolean]} Slot the action, its label, the ops that color it, and if it is left
+ * @typedef {[string, string, string, boolean, string, [number, number, boolean] | null]} Slot the action, its label, the ops
+ *   that color it, whether it is left, what placing it leads to, and start, end and whether par is lost, if it can be placed
  *
  * @typedef {object} Board
  * @property {[string, string][]} levels names and titles
@@ -22,13 +24,18 @@ import { Figure } from "./figure.js";
  * @property {string} rules
  * @property {string} note
  * @property {string} tone
+ * @property {[string, string] | null} built the words and the address of a link to the published schedule on the board
  * @property {number} rank
  * @property {(Slot | null)[][][]} trays for each rank, blocks of buttons; null for a slot that is empty
  * @property {string} code
  * @typedef {Stack & Board} PuzzleState
  */
 
-const COMMANDS = { undo: "Z", redo: "Shift+Z", reset: "", hint: "", finish: "" };
+const COMMANDS = { undo: "Control+Z", redo: "Control+Shift+Z", reset: "", repeat: "R", hint: "", finish: "" };
+const LABELS = { repeat: "repeat the marked block, or the last microbatch", finish: "finish it for me" };
+const GUIDE =
+  "Point at an action to see what it leads to. Shift and click, or M, places the whole way of its microbatch. In the " +
+  "timeline, drag with Shift, or use Shift and the arrow keys, to mark a block; R repeats it.";
 
 /**
  * A board on which to make a schedule by hand.
@@ -44,41 +51,78 @@ export function puzzle(root, look, send) {
   const goal = element("p", { class: "ppedu-goal" });
   const note = element("p", { class: "ppedu-note", role: "status" });
   const trays = element("div", { class: "ppedu-trays", role: "group", "aria-label": "actions to place" });
-  const bar = element("div", { class: "ppedu-bar" }, ...commands, best);
-  root.append(element("div", { class: "ppedu-bar" }, levels), goal, bar, trays, note);
+  const whole = element("input", { type: "checkbox" });
+  const way = element("label", { title: "a click also places what can follow of its microbatch" }, whole, " the whole way");
+  const bar = element("div", { class: "ppedu-bar" }, ...commands, way, best);
+  const cost = element("p", { class: "ppedu-cost" }, GUIDE);
+  root.append(element("div", { class: "ppedu-bar" }, levels), goal, bar, trays, cost, note);
   const figure = new Figure(root, look);
+  figure.repeat = repeat;
   const { holder, text } = code(root, "the code for this schedule");
   let placing = ""; // the action that was sent; a second click before the answer must not place another one
+  /** @type {Map<string, Slot>} */
+  let slots = new Map();
 
   /**
    * @param {string} name
    * @param {string} key the key that does the same, with Ctrl or Cmd; empty for none
    */
   function command(name, key) {
-    const label = name === "finish" ? "finish it for me" : name;
-    const attributes = { "data-do": name, "aria-label": label, "aria-keyshortcuts": key && `Control+${key}` };
-    const shown = element("span", {}, name, ...(key ? [element("kbd", {}, `Ctrl+${key}`)] : []));
-    return button(shown, label, () => send({ do: name }), attributes);
+    const label = /** @type {Record<string, string>} */ (LABELS)[name] ?? name;
+    const attributes = { "data-do": name, "aria-label": label, "aria-keyshortcuts": key };
+    const keys = key ? [element("kbd", {}, key.replace("Control", "Ctrl"))] : [];
+    const shown = element("span", {}, name, ...keys);
+    return button(shown, label, () => (name === "repeat" ? repeat() : send({ do: name })), attributes);
+  }
+
+  /** Repeat the block that is marked, or the microbatch whose journey is shown; else Python takes the last microbatch. */
+  function repeat() {
+    const [timeline] = figure.timelines;
+    const { block, chosen } = figure;
+    const boxes = block ? insideBlock(timeline, block) : chosen ? timeline.journey(chosen.microbatch) : [];
+    figure.set({ block: null, chosen: null, current: null });
+    send({ repeat: boxes.map((i) => timeline.label(i)) });
   }
 
   root.addEventListener("keydown", (event) => {
-    if ((event.ctrlKey || event.metaKey) && !event.altKey && event.key.toLowerCase() === "z") {
+    const { key, target } = event;
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && key.toLowerCase() === "z") {
       send({ do: event.shiftKey ? "redo" : "undo" });
       event.preventDefault();
       event.stopPropagation(); // the notebook would undo a change of a cell
+    } else if (key === "r" && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      if (!(target instanceof HTMLSelectElement) && !commands.find(({ dataset }) => dataset.do === "repeat")?.disabled) repeat();
     }
   });
   trays.addEventListener("keydown", (event) => {
     const next = nextButton(trays, event.key);
     next?.focus();
+    const action = event.target instanceof HTMLElement ? event.target.dataset.place : undefined;
+    if (event.key === "m" && !event.ctrlKey && !event.metaKey && !event.altKey && action) place(action, true);
     if (next) event.preventDefault();
   });
+  for (const type of ["pointerover", "focusin"]) trays.addEventListener(type, ({ target }) => preview(target));
+  for (const type of ["pointerleave", "focusout"]) trays.addEventListener(type, () => preview(null));
+
+  /**
+   * Show what placing an action leads to, and its box where it would be.
+   * @param {EventTarget | null} target the button of the action
+   */
+  function preview(target) {
+    const of = target instanceof Element ? target.closest("button") : null;
+    const [, label, ops, , words, times] = slots.get(of?.dataset.place ?? "") ?? [];
+    cost.textContent = words || GUIDE;
+    cost.classList.toggle("ppedu-over", !!times?.[2]);
+    const [start, end, lost] = times ?? [0, 0, false];
+    const color = look.colors[/** @type {Op} */ (ops?.[0] ?? "F")];
+    figure.set({ ghost: times ? { rank: Number(of?.dataset.rank), start, end, label: label ?? "", color, lost } : null });
+  }
 
   /** @param {string} action */
-  function place(action) {
+  function place(action, all = whole.checked) {
     if (placing === action) return;
     placing = action;
-    send({ place: action });
+    send(all ? { walk: action } : { place: action });
   }
 
   /**
@@ -86,11 +130,10 @@ export function puzzle(root, look, send) {
    * @param {number} rank
    */
   function trayOf(blocks, rank) {
-    const buttons = (/** @type {(Slot | null)[]} */ slots) => slots.map((slot) => slotOf(slot, rank));
-    const grids = blocks.map((slots) => {
-      const pairs = slots.some((slot) => !slot || slot[2].includes("+"));
-      const attributes = pairs ? { class: "ppedu-pairs" } : { class: "ppedu-block", style: `--columns:${slots.length}` };
-      return element("div", attributes, ...buttons(slots));
+    const grids = blocks.map((block) => {
+      const pairs = block.some((slot) => !slot || slot[2].includes("+"));
+      const attributes = pairs ? { class: "ppedu-pairs" } : { class: "ppedu-block", style: `--columns:${block.length}` };
+      return element("div", attributes, ...block.map((slot) => slotOf(slot, rank)));
     });
     const attributes = { class: "ppedu-tray", role: "group", "aria-label": `rank ${rank}` };
     return element("div", attributes, element("span", {}, `rank ${rank}`), element("div", {}, ...grids));
@@ -102,11 +145,16 @@ export function puzzle(root, look, send) {
    */
   function slotOf(slot, rank) {
     if (!slot) return element("span", { class: "ppedu-empty" });
-    const [action, label, ops, left] = slot;
+    const [action, label, ops, left, words, times] = slot;
+    slots.set(action, slot);
     const colors = ops.split("+").map((op) => look.colors[/** @type {Op} */ (op)]);
     const style = `border-color:${colors[0]};border-right-color:${colors[colors.length - 1]}`;
-    const attributes = { "data-place": action, "data-rank": rank, style, disabled: !left };
-    return button(label, `place ${action}`, () => place(action), attributes);
+    /** @param {MouseEvent} event */
+    const onclick = ({ shiftKey }) => place(action, shiftKey !== whole.checked);
+    const lost = times?.[2] ? "ppedu-lost" : null;
+    const about = { "aria-label": `place ${action}`, "aria-description": words || null };
+    const attributes = { ...about, "data-place": action, "data-rank": rank, class: lost, style, disabled: !left, onclick };
+    return element("button", { type: "button", ...attributes }, label);
   }
 
   /** @param {PuzzleState} state */
@@ -118,9 +166,15 @@ export function puzzle(root, look, send) {
     goal.textContent = state.goal;
     Object.assign(best, { textContent: state.best, title: state.rules });
     note.textContent = state.note;
+    if (state.built) {
+      const [words, href] = state.built;
+      note.append(" ", element("a", { href, target: "_blank", rel: "noopener" }, words));
+    }
     note.className = `ppedu-note ppedu-${state.tone}`;
     const active = focusedBeside(trays);
     const focused = active instanceof HTMLElement ? active.dataset.place : undefined;
+    preview(null);
+    slots = new Map();
     trays.replaceChildren(...state.trays.map(trayOf));
     if (focused) {
       // The keyboard's focus stays on its action, or moves to an action that is left on the same rank.
@@ -129,6 +183,7 @@ export function puzzle(root, look, send) {
       (same ?? left.find(({ dataset }) => dataset.rank === `${state.rank}`) ?? commands[0]).focus();
     }
     figure.update(state);
+    preview(focusedBeside(trays));
     holder.hidden = !state.code;
     text.textContent = state.code;
   }

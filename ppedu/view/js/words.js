@@ -1,6 +1,8 @@
 // @ts-check
 // What is in focus, in words, and the place of its tooltip.
 
+import { describeBlock } from "./block.js";
+
 /** @typedef {import("./figure.js").Figure} Figure */
 
 const HELP =
@@ -12,6 +14,7 @@ const HELP =
  * @param {Figure} figure
  */
 export function sentence(figure) {
+  if (figure.block) return describeBlock(figure.timelines[0], figure.block);
   const { i, gap } = figure.current ?? {};
   const place = figure.current ?? figure.chosen ?? { panel: 0, lane: 0 };
   const [timeline, names] = [figure.drawn(place), figure.pair(place.panel)?.names];
