@@ -225,6 +225,15 @@ def test_a_level_is_solved_by_clicking_and_illegal_moves_are_refused(notebook):
     assert "a schedule like any other" in note.inner_text() and fits(page)
     picture(page, "puzzle_solved")
     assert "pp.check(s)  # []" in page.get_by_role("group", name="the code for this schedule").inner_text()
+    page.get_by_role("button", name="reset", exact=True).click()
+    first = page.get_by_role("button", name="place 0F0", exact=True)
+    page.wait_for_function("() => !document.querySelector('[data-place=\"0F0\"]').disabled")
+    first.focus()
+    page.keyboard.press("m")
+    page.wait_for_function("() => document.querySelector('.ppedu-note').textContent.startsWith('Placed as early')")
+    page.keyboard.press("r")
+    page.get_by_role("link", name="about 1f1b").wait_for(timeout=5000)
+    assert "You have just built 1f1b" in note.inner_text()
 
 
 def test_comparison_and_differences_show_their_numbers(notebook):

@@ -590,6 +590,71 @@ def test_several_clicks_at_one_place_place_one_action(page):
     assert page.evaluate(CLICKS, [before, board.state()]) == ["0F1"]
 
 
+MARKED = """([state]) => {
+  const sent = [];
+  const built = script.mount(document.querySelector("main"), state, message => sent.push(message));
+  const { figure } = built, layout = figure.layout(0), { holder } = figure.panels[0];
+  holder.setPointerCapture = () => {};
+  const { left, top } = holder.getBoundingClientRect();
+  const mouse = (type, time, rank) => holder.dispatchEvent(new PointerEvent(type, {
+    clientX: left + layout.x(time), clientY: top + layout.y(rank, 0.3), shiftKey: true, bubbles: true, buttons: 1 }));
+  mouse("pointerdown", 0.2, 0);
+  mouse("pointermove", 2.3, 1); // the middles of 0F0 and 0F1 on rank 0, and of 1F0 on rank 1
+  const said = figure.line.textContent;
+  mouse("pointerup", 2.3, 1);
+  for (const [key, shiftKey] of [["Right"], ["Right", true], ["Right", true], ["Down", true], ["r"]])
+    holder.dispatchEvent(
+      new KeyboardEvent("keydown", { key: key.replace(/^[A-Z]/, "Arrow$&"), shiftKey, bubbles: true }));
+  built.figure.destroy();
+  document.querySelector("main").replaceChildren();
+  return [said, ...sent];
+}"""
+
+
+def test_a_block_is_marked_and_repeated_with_the_mouse_or_the_keyboard(page):
+    board = pp.puzzle("gpipe")
+    for action in ("0F0", "0F1", "0F2", "1F0", "1F1", "2F0"):
+        board.handle({"place": action})
+    said, dragged, marked = page.evaluate(MARKED, [board.state()])
+    assert said.startswith("3 actions marked: 0F0, 0F1, 1F0. R repeats the block")
+    assert dragged == {"repeat": ["0F0", "0F1", "1F0"]}
+    assert marked == {"repeat": ["0F0", "0F1", "0F2", "1F0", "1F1"]}
+
+
+FORECAST = """async ([state, action]) => {
+  const built = script.mount(document.querySelector("main"), state);
+  const { figure } = built, layout = figure.layout(0);
+  const ink = async () => {
+    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const context = figure.panels[0].over.getContext("2d");
+    return [3.8, 4.8].map(time => context.getImageData(layout.x(time), layout.y(3, 0.2), 1, 1).data[3]);
+  };
+  const button = document.querySelector(`[data-place="${action}"]`);
+  button.focus();
+  const words = document.querySelector(".ppedu-cost").textContent;
+  const shown = [await ink(), words, button.getAttribute("aria-description")];
+  button.blur();
+  shown.push(await ink());
+  built.figure.destroy();
+  document.querySelector("main").replaceChildren();
+  return shown;
+}"""
+
+
+def test_a_move_is_shown_before_it_is_made(page):
+    board = pp.puzzle("repeat")
+    for action in ("0F0", "1F0", "2F0"):
+        board.handle({"place": action})
+    inside, words, described, after = page.evaluate(FORECAST, [board.state(), "3F0"])
+    assert words == described
+    assert words == (
+        "3F0 would run 3–4 on rank 3. With the rest after it, at least: makespan 33, bubble 27.3%, peak 1."
+    )
+    assert inside[0] and not inside[1] and after == [0, 0]
+    _, words, *_ = page.evaluate(FORECAST, [board.state(), "3B0"])
+    assert words == "3B0 needs 3F0, which has not been placed yet (rank 3)."
+
+
 PIXELS = """async ([state, places]) => {
   const built = script.mount(document.querySelector('main'), JSON.parse(state));
   await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));

@@ -463,7 +463,7 @@ def shortest(holders, microbatches, times, most=None):
     return ticks
 
 
-@pytest.mark.parametrize("name", [name for name in LEVELS if name != "dualpipe"])
+@pytest.mark.parametrize("name", [name for name in LEVELS if name not in ("repeat", "dualpipe")])
 def test_no_order_beats_par_within_the_memory(name):
     chosen = level(name)
     placement, chunks = chosen.par.schedule.placement, chosen.par.schedule.chunks
@@ -475,7 +475,7 @@ def test_no_order_beats_par_within_the_memory(name):
 
 
 @pytest.mark.parametrize("name", LEVELS)
-def test_a_level_is_solved_by_the_published_orders_in_at_most_48_actions(name):
+def test_a_level_is_solved_by_the_published_orders_in_at_most_48_actions_unless_they_can_be_repeated(name):
     chosen, board = level(name), level(name).board()
     par, start = chosen.par.schedule, len(board.moves)
     for rank, index in par.replay.steps:
@@ -483,14 +483,14 @@ def test_a_level_is_solved_by_the_published_orders_in_at_most_48_actions(name):
             board.place(par.orders[rank][index])
     assert board.complete and board.schedule.orders == par.orders and board.schedule.name == name
     assert board.timeline.makespan == chosen.par.makespan and ": that is par." in board.verdict()
-    assert 0 < len(board.moves) - start <= 48
+    assert 0 < len(board.moves) - start <= (64 if name == "repeat" else 48)
     board.reset()
     board.finish()
     assert board.schedule.orders == par.orders
 
 
 def test_levels_have_increasing_difficulty():
-    assert list(LEVELS) == ["first", "two-ranks", "gpipe", "1f1b", "interleaved", "fill", "v", "dualpipe"]
+    assert list(LEVELS) == ["first", "two-ranks", "gpipe", "1f1b", "repeat", "interleaved", "fill", "v", "dualpipe"]
     assert all(name == each.name and each.title and each.goal for name, each in LEVELS.items())
     one_f, fill = level("1f1b"), level("fill")
     assert one_f.memory < one_f.microbatches  # GPipe does not fit

@@ -95,6 +95,19 @@ def test_every_view_opens_and_its_link_opens_it_again(view, monkeypatch):
         assert again[part] == first[part]
 
 
+def test_the_link_and_the_code_of_a_puzzle_restore_what_is_placed():
+    page = Playground()
+    ask(page, view="puzzle", inputs={"level": "repeat"})
+    for message in ({"walk": "0F0"}, {"place": "0F1"}, {"level": "first"}, {"place": "0F0"}, {"level": "repeat"}):
+        answer = ask(page, widget=message)
+    orders = page.widget.schedule.orders
+    again = Playground()
+    assert ask(again, open=answer["link"])["state"]["trays"] == answer["state"]["trays"]
+    assert again.widget.schedule.orders == orders == eval(answer["code"].splitlines()[-1]).schedule.orders
+    assert answer["inputs"] == [] and page.widget.link().partition("#")[2] == answer["link"]
+    assert "1F0 needs 0F0" in ask(Playground(), view="puzzle", inputs={"placed": "1F0"})["wrong"]
+
+
 def test_the_code_makes_what_is_shown():
     page = Playground()
     for inputs in ({}, {"text": "0F0 · 0B0\n1F0 1B0"}, {"text": "0F0,0B0\n1F0,1B0", "costs": "forward=[1, 3]"}):

@@ -94,7 +94,8 @@ class Board:
         self._replay()
         for action in start:
             self.extend([self._require_placeable(action)])
-        self.start, self._past = self._moves, []
+        self.start: tuple[Action, ...] = self._moves
+        self._past.clear()
         self.par = simulate(par, self.costs) if par else None
 
     def with_start(self, start: Iterable[Action]) -> Board:
@@ -279,7 +280,7 @@ class Board:
             pass
 
     def _step(self, source: list[tuple[Action, ...]], target: list[tuple[Action, ...]]) -> tuple[Action, ...]:
-        """Go to the last position in `source`, and return the actions that come or go; () if there is none."""
+        """Go to the last position in `source`, and return the actions that come or go; () if it is empty."""
         if not source:
             return ()
         target.append(self._moves)

@@ -51,7 +51,7 @@ def candidates() -> tuple[Entry, ...]:
 
 
 def board_of(day: date) -> Proven:
-    """Return the board of a day. All of them come by once, each in another place of the list than the day before."""
+    """Return the board of a day. Each candidate has its turn, and neighbors in the atlas are weeks apart."""
     known = candidates()
     stride = next(step for step in range(round(len(known) * 0.618), len(known)) if gcd(step, len(known)) == 1)
     entry = known[day.toordinal() * stride % len(known)]

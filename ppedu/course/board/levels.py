@@ -95,7 +95,7 @@ _IN_ORDER = (
     Level(
         *("repeat", "1f1b", 4, 8),
         "A pattern: four ranks, eight microbatches",
-        "64 actions, but every microbatch can go the same way. Place the whole way of one, and repeat it.",
+        "64 actions, but every microbatch can go the same way. Place one microbatch, and repeat it.",
         capped=True,
     ),
     Level(

@@ -1,4 +1,4 @@
-"""What a move costs, before it is made: when the action would run, and what no completion can beat from there on."""
+"""The cost of a move, before it is made: the times of the action, and a bound that no completion can beat then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppedu.course.board.board import Board
 
 
 class Forecast(NamedTuple):
-    """What follows if an action is placed next.
+    """The consequences of an action that is placed next.
 
     `start` and `end` are its times. Whatever is placed behind it, the complete board has at least this makespan, this
     bubble and this peak of activations on a rank.

@@ -6,18 +6,21 @@ after the one before. The copies of any other block run one after the other, beh
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, takewhile
 from typing import Any, NamedTuple
 
-from ppedu.core import Action, Op, ScheduleError, overlap
+from ppedu.core import Action, Op, Result, ScheduleError, overlap, produces, requires
 from ppedu.course.board.board import Board
+from ppedu.sim import Span
 
+Copies = dict[int, list[tuple[Action, Action]]]  # by number, each action after the one that it copies
 MOST_PERIODS = 24  # that are tried
 
 
 class Repeat(NamedTuple):
-    """What `repeat` did: the block, how many copies of it were placed, and the time between two copies."""
+    """The block that `repeat` copied, the number of copies that it placed, and the time between two copies."""
 
     block: tuple[Action, ...]
     copies: int
@@ -68,8 +71,6 @@ def repeat(board: Board, block: Sequence[Action]) -> Repeat:
     copies = dict(_copies(board, block))
     if not copies:
         raise ScheduleError("no microbatch is left for which these actions could be placed again")
-    starts = {span.action: span.start for row in board.timeline.rows for span in row}
-    starts |= dict.fromkeys(board.start, -1)  # nothing comes before the actions that are given
     end, reason = board.timeline.makespan, ""
     best: list[int] = []  # the numbers of the copies that fit
     moves: tuple[Action, ...] = ()
@@ -77,10 +78,7 @@ def repeat(board: Board, block: Sequence[Action]) -> Repeat:
     for period in [*_periods(board, block), end]:
         for fitting in range(len(copies), len(best), -1):
             some = list(copies)[:fitting]
-            at = [(start, 0, action) for action, start in starts.items()]
-            for number in some:
-                at += [(starts[old] + number * period, number, new) for old, new in copies[number]]
-            tried, reason = _arranged(board, at)
+            tried, reason = _merged(board, {number: copies[number] for number in some}, period)
             if tried:
                 best, moves, taken = some, tried, period
                 break
@@ -140,23 +138,44 @@ def _periods(board: Board, block: Sequence[Action]) -> Iterator[Any]:
         yield from takewhile(lambda period: period < board.timeline.makespan, tries)
 
 
-def _arranged(board: Board, at: list[tuple[Any, int, Action]]) -> tuple[tuple[Action, ...], str]:
-    """Return moves that run each rank's actions by time; () if there are none, and why.
+def _merged(board: Board, copies: Copies, period: Any) -> tuple[tuple[Action, ...], str]:
+    """Return moves that run what is placed, and copies of a block; or () and the reason why that is impossible.
 
-    Of actions at the same time, those of later copies come first, since more depends on them, and W last.
+    What is placed keeps its order, and so does each copy. No action starts before its time, which for a copy is that of
+    the block and a period for each copy. Of actions that could start at the same time, those of later copies come
+    first, since more depends on them, and W last.
     """
-    orders: list[list[Action]] = [[] for _ in range(board.ranks)]
-    for _, _, action in sorted(at, key=lambda each: (each[0], each[2].op == Op.W, -each[1])):
-        orders[board.rank(action)].append(action)
-    copy, reached = board.with_start(()), [0] * board.ranks
-    while True:
-        before = sum(reached)
-        for rank, order in enumerate(orders):
-            while reached[rank] < len(order) and copy.why_not(order[reached[rank]]) is None:
-                copy.extend([order[reached[rank]]])
-                reached[rank] += 1
-        if sum(reached) == len(at):
-            return copy.moves, ""
-        if sum(reached) == before:
-            waiting = [order[place] for order, place in zip(orders, reached, strict=True) if place < len(order)]
-            return (), min(filter(None, map(copy.why_not, waiting)), key=lambda each: "would hold" not in each)
+    rows, given = board.timeline.rows, set(board.start)
+    spans = {span.action: span for row in rows for span in row}
+    free = [max((span.end for span in row if span.action in given), default=0) for row in rows]
+    ready: dict[Result, tuple[Any, int]] = {}  # when and on which rank
+    for action in board.start:
+        ready |= dict.fromkeys(produces(action), (spans[action].end, board.rank(action)))
+    queues: list[tuple[int, deque[tuple[Span, Action]]]] = []
+    for row in rows:
+        queues.append((0, deque((span, span.action) for span in row if span.action not in given)))
+    for number, pairs in copies.items():
+        for rank in range(board.ranks):
+            own = [(spans[old], new) for old, new in pairs if board.rank(new) == rank]
+            queues.append((number, deque(sorted(own, key=lambda each: each[0].start))))
+    copy = board.with_start(board.start)
+    while queues := [(number, queue) for number, queue in queues if queue]:
+        heads: list[tuple[Any, bool, int, int]] = []
+        for index, (number, queue) in enumerate(queues):
+            span, action = queue[0]
+            rank, needs = board.rank(action), requires(action, board.placement)
+            if all(need in ready for need in needs):
+                arrivals = [time + board.costs.delay(source, rank) for time, source in map(ready.__getitem__, needs)]
+                begin = max([free[rank], span.start + number * period, *arrivals])
+                heads.append((begin, action.op == Op.W, -number, index))
+        possible = [head for head in heads if copy.why_not(queues[head[-1]][1][0][1]) is None]
+        if not possible:
+            reasons = [copy.why_not(queue[0][1]) or "" for _, queue in queues]
+            return (), min(reasons, key=lambda each: "would hold" not in each)
+        begin, *_, index = min(possible)
+        span, action = queues[index][1].popleft()
+        copy.extend([action])
+        rank = board.rank(action)
+        free[rank] = begin + span.end - span.start
+        ready |= dict.fromkeys(produces(action), (free[rank], rank))
+    return copy.moves, ""

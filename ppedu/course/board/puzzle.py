@@ -231,7 +231,8 @@ class Puzzle(Interactive):
         par = f" ({pretty(over)} over par)" if over > 0 else ""
         said = (
             f"{named[0]} would run {pretty(start)}–{pretty(end)} on rank {self.board.rank(action)}. "
-            f"In the end at least: makespan {pretty(makespan)}{par}, bubble {bubble:.1%}, peak {pretty(peak)}."
+            f"With the rest after it, at least: makespan {pretty(makespan)}{par}, bubble {bubble:.1%}, "
+            f"peak {pretty(peak)}."
         )
         return [str(action), *named, True, said, [float(start), float(end), over > 0]]
 
@@ -294,7 +295,8 @@ def _list(actions: tuple[Action, ...]) -> str:
 
 def _in_words(done: Repeat) -> str:
     """Return what was repeated, how often, and how."""
-    how = "one copy after the other" if done.period is None else f"a copy every {pretty(done.period)} slots"
+    slots = "slot" if done.period == 1 else f"{pretty(done.period or 0)} slots"
+    how = "one copy after the other" if done.period is None else f"a copy every {slots}"
     return f"Repeated {plural(len(done.block), 'action')} {plural(done.copies, 'time')}, {how}."
 
 

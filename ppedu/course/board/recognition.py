@@ -21,7 +21,7 @@ class Built(NamedTuple):
 
 
 def recognize(made: Schedule, likely: str = "") -> Built | None:
-    """Return the published schedule with the orders of `made`, or None if there is none.
+    """Return the published schedule with the orders of `made`, or None.
 
     Microbatches are alike, so orders also count as the same if they are so after a renaming of the microbatches. If
     several schedules have the same orders, `likely` is returned if it is one of them, otherwise the simplest.

@@ -34,8 +34,8 @@ import { Figure } from "./figure.js";
 const COMMANDS = { undo: "Control+Z", redo: "Control+Shift+Z", reset: "", repeat: "R", hint: "", finish: "" };
 const LABELS = { repeat: "repeat the marked block, or the last microbatch", finish: "finish it for me" };
 const GUIDE =
-  "Point at an action to see what it leads to. Shift and click, or M, places the whole way of its microbatch. In the " +
-  "timeline, drag with Shift, or use Shift and the arrow keys, to mark a block; R repeats it.";
+  "Point at an action to see what it leads to. With Shift, or M, it is placed with all that can follow of its microbatch. " +
+  "In the timeline, Shift and drag, or Shift and the arrow keys, marks a block; R repeats it.";
 
 /**
  * A board on which to make a schedule by hand.
@@ -52,7 +52,7 @@ export function puzzle(root, look, send) {
   const note = element("p", { class: "ppedu-note", role: "status" });
   const trays = element("div", { class: "ppedu-trays", role: "group", "aria-label": "actions to place" });
   const whole = element("input", { type: "checkbox" });
-  const way = element("label", { title: "a click also places what can follow of its microbatch" }, whole, " the whole way");
+  const way = element("label", { title: "a click also places what can follow of the same microbatch" }, whole, " whole microbatch");
   const bar = element("div", { class: "ppedu-bar" }, ...commands, way, best);
   const cost = element("p", { class: "ppedu-cost" }, GUIDE);
   root.append(element("div", { class: "ppedu-bar" }, levels), goal, bar, trays, cost, note);
