@@ -167,7 +167,9 @@ class Puzzle(Interactive):
 
     def state(self) -> Data:
         board, best = self.board, KEEPER.best(self.level.name)
-        can = ["undo", "redo", "reset"] if board.complete else ["undo", "redo", "reset", "repeat", "hint", "finish"]
+        can = ["undo", "redo", "reset"]
+        if not board.complete:
+            can += [*(["repeat"] if board.moves else []), "hint", "finish"]
         best_in_words = stars(0, MOST_STARS)
         if best:
             best_in_words = f"{stars(best.stars, MOST_STARS)} your best: {pretty(best.makespan)}"
