@@ -136,6 +136,14 @@ def test_one_microbatch_repeated_is_1f1b_and_a_part_of_the_steady_state_is_appen
     assert all(order == known[rank][: len(order)] for rank, order in enumerate(board.schedule.orders))
 
 
+def test_copies_of_a_split_microbatch_cost_few_slots_beyond_the_least_makespan():
+    par = pp.schedule("zb-h1", 4, 8)
+    board = Board(par.placement, 8, memory=4, split=True)
+    walk(board, "0F0")
+    repeat(board, block_of(board, []))
+    assert board.complete and 27 <= board.timeline.makespan <= 30
+
+
 def test_a_block_that_does_not_fit_again_is_refused_with_the_reason():
     board = LEVELS["1f1b"].board()
     with pytest.raises(ScheduleError, match="nothing is placed yet"):
