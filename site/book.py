@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,12 +42,13 @@ RETURNED = {
     "ppedu.trace.calibrate": "Calibration",
     "ppedu.view.interactive": "Interactive",
 }
+ARTICLE = '<article role="main" id="furo-main-content">'
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'{hashes}; worker-src 'self' blob:; connect-src 'self'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; font-src 'self'; base-uri 'none'; form-action 'self'"
 )
-LIVE = '<link rel="stylesheet" href="../../widgets.css"><link rel="stylesheet" href="../../lesson.css">'
-LIVE += '<script type="module" src="../../lesson.js"></script>'
+STYLE = '<link rel="stylesheet" href="{}">'
+SCRIPT = '<script type="module" src="{}"></script>'
 
 
 def write(folder: Path) -> None:
@@ -60,7 +63,9 @@ def write(folder: Path) -> None:
             built, folder, ignore=shutil.ignore_patterns(".doctrees", ".buildinfo", "objects.inv", "_sources")
         )
     for path in folder.rglob("*.html"):
-        path.write_text(_finished(path.read_text(encoding="utf-8"), path.parent.name == "notebooks"), encoding="utf-8")
+        lesson = path.stem if path.parent.name == "notebooks" else ""
+        home = "../" * len(path.relative_to(folder).parts)
+        path.write_text(_finished(path.read_text(encoding="utf-8"), home, lesson), encoding="utf-8")
 
 
 def _collect(sources: Path) -> None:
@@ -119,9 +124,21 @@ def _linked(text: str) -> str:
     return re.sub(rf"\]\(\.\./(?!notebooks/|docs/(?:{'|'.join(PAGES)})\.md)", f"]({SOURCE}/", text)
 
 
-def _finished(page: str, lesson: bool) -> str:
-    """Return a page with the content security policy, and with what makes a lesson's cells run."""
-    page = page.replace("</head>", f"{LIVE}</head>") if lesson else page
+def _finished(page: str, home: str, lesson: str) -> str:
+    """Return a page with the content security policy, the book's look, and what makes a lesson's cells run.
+
+    Args:
+        home: The site's folder, from the page.
+        lesson: The name of a lesson's file without its ending; "" for another page.
+    """
+    styles, scripts = ["look.css", "book.css"], ["book.js"]
+    if lesson:
+        page = page.replace(ARTICLE, ARTICLE + _bars(lesson), 1)
+        styles += ["widgets.css", "lesson.css"]
+        scripts += ["lesson.js"]
+    linked = [STYLE.format(home + name) for name in styles] + [SCRIPT.format(home + name) for name in scripts]
+    page = page.replace("</head>", f"{''.join(linked)}</head>")
+    page = page.replace("<span>Next</span>", "<span>Next:</span>").replace("<span>Previous</span>", "<span>Before:</span>")
     # The theme leaves out the level of its headings, and code that scrolls cannot be reached by keyboard.
     page = page.replace('role="heading">', 'role="heading" aria-level="2">').replace("<pre>", '<pre tabindex="0">')
     inline = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -131,3 +148,23 @@ def _finished(page: str, lesson: bool) -> str:
     policy = POLICY.format(hashes=hashes)
     head = f'<head><meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
     return page.replace("<head>", head, 1)
+
+
+@cache
+def _titles() -> dict[str, str]:
+    """Return the titles of the numbered lessons, by the name of their file."""
+    titles = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb"))[1:]:  # the first one is the overview
+        first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]
+        titles[path.stem] = "".join(first).splitlines()[0].removeprefix("# ")
+    return titles
+
+
+def _bars(lesson: str) -> str:
+    """Return a row of links to the lessons. Its script marks those that were read."""
+    items = []
+    for name, title in _titles().items():
+        current = ' aria-current="page"' if name == lesson else ""
+        title = escape(title)
+        items.append(f'<li><a href="{name}.html" title="{title}" aria-label="{title}"{current}></a></li>')
+    return f'<nav class="lessons" aria-label="lessons"><ol>{"".join(items)}</ol><p></p></nav>'

@@ -10,6 +10,7 @@ import linecache
 import math
 import os
 import sys
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,9 +20,10 @@ from record import FILE, key, results_name, results_of
 from said import OWN_CODE, said
 
 from ppedu.core import PipelineError, Schedule, hooks
-from ppedu.course.exercises import prediction
+from ppedu.course.exercises import EXERCISES, prediction, stars_by_exercise
 from ppedu.course.exercises.feedback import CLICK
 from ppedu.course.exercises.prediction import Guess
+from ppedu.course.progress_file import recorded
 from ppedu.search.frontier import Frontier
 from ppedu.sim import Timeline, simulate
 from ppedu.view.frontier import Chart
@@ -58,6 +60,15 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.inf
+
+
+def _solved() -> bool:
+    """Return whether all exercises of a lesson are solved."""
+    with contextlib.suppress(OSError):
+        solved = stars_by_exercise(recorded())
+        lessons = groupby(EXERCISES, key=lambda name: name[:2])
+        return any(all(name in solved for name in names) for _, names in lessons)
+    return False
 
 
 def _control(name: str, asked: Guess) -> dict[str, Any]:
@@ -99,7 +110,7 @@ class Cells:
         match question:
             case {"cell": int(cell), "source": str(source), "first": bool(first)}:
                 self.shell.kernel = first or None  # as in a notebook, running all cells shows no hints
-                return {"cell": cell, "outputs": self.run(source)}
+                return {"cell": cell, "outputs": self.run(source), "solved": _solved()}
             case {"predict": str(name), "value": str(value)} if name in prediction._predictions:
                 asked = prediction._predictions[name]
                 near = min(asked.options, key=lambda each: abs(each - _number(value))) if asked.step else value

@@ -1,4 +1,5 @@
 // Makes a lesson's page run: Python in a worker computes its cells, and their outputs take the place of the recorded ones.
+import { read } from "./book.js";
 import { Python } from "./python.js";
 import { mount } from "./widgets.js";
 
@@ -127,6 +128,7 @@ async function run(cell, first = false) {
     const answer = await python?.ask({ cell: cell.number, source: cell.source, first });
     if (answer?.cell === cell.number && Array.isArray(answer.outputs)) {
       cell.show(answer.outputs, widgets, message);
+      if (answer.solved) read();
       ended = true;
     }
   } catch {

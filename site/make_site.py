@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import json
 import shutil
 import zipfile
 from hashlib import sha256
@@ -13,7 +14,9 @@ import story
 from record import FILE
 
 import ppedu as pp
+from ppedu.core import Op
 from ppedu.view.interactive import display
+from ppedu.view.look import paler, shade
 from ppedu.view.plot import picture
 from ppedu.view.script import script, style
 
@@ -31,7 +34,14 @@ PROGRAMS = {
         ("cluster.csv", "model.toml"),
     ),
 }
-PAGES = ("app.js", "early.js", "lesson.css", "lesson.js", "python.js", "site.css", "story.css", "story.js", "worker.js")
+COPIED = (
+    *("site.css", "app.js", "early.js", "story.css", "story.js", "python.js", "worker.js"),
+    *("book.css", "book.js", "lesson.css", "lesson.js"),
+)
+FONT = "source-serif-4"
+TEXT = (".html", ".css", ".js")
+SHARED = ("look.css", "python.js", "widgets.css", "widgets.js")  # what the lessons' scripts and styles use
+FACES = ("400-normal", "400-italic", "600-normal")
 PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 
@@ -41,10 +51,11 @@ def build(target: Path) -> None:
     (target / "pyodide").mkdir(parents=True)
     for name in PYTHON:
         shutil.copy(HERE.parent / "node_modules" / "pyodide" / name, target / "pyodide" / name)
-    for name in PAGES:
+    for name in COPIED:
         shutil.copy(HERE / name, target / name)
     (target / "index.html").write_text(story.page((HERE / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
     (target / "story.json").write_text(story.written(), encoding="utf-8")
+    _write_look(target)
     (target / "widgets.js").write_text(script(), encoding="utf-8")
     for name in ("page", "widgets"):
         (target / f"{name}.css").write_text(style(name), encoding="utf-8")
@@ -68,7 +79,28 @@ def build(target: Path) -> None:
     for path in sorted(path for path in target.rglob("*") if path.is_file()):
         version.update(path.read_bytes())
     worker = (HERE / "sw.js").read_text(encoding="utf-8").replace("%VERSION%", f"ppedu-{version.hexdigest()[:16]}")
-    (target / "sw.js").write_text(worker, encoding="utf-8")
+    (target / "sw.js").write_text(worker.replace("%BOOK%", json.dumps(_kept(target))), encoding="utf-8")
+
+
+def _write_look(target: Path) -> None:
+    """Write the style that all pages share: the font, its license, and the color of a forward, paler on dark pages."""
+    (target / "fonts").mkdir()
+    source = HERE.parent / "node_modules" / "@fontsource" / FONT
+    for face in FACES:
+        shutil.copy(source / "files" / f"{FONT}-latin-{face}.woff2", target / "fonts")
+    shutil.copy(source / "LICENSE", target / "fonts" / "LICENSE.txt")
+    color = shade(Op.F, 0, 0, 1)
+    look = (HERE / "look.css").read_text(encoding="utf-8")
+    for name, channels in {"%FORWARD%": color, "%PALE%": paler(color)}.items():
+        look = look.replace(name, "#" + "".join(f"{round(255 * each):02x}" for each in channels))
+    (target / "look.css").write_text(look, encoding="utf-8")
+
+
+def _kept(target: Path) -> list[str]:
+    """Return the files without which a page of the book does not open, or is not found, without a network."""
+    book = (path.relative_to(target).as_posix() for path in (target / "book").rglob("*") if path.suffix in TEXT)
+    fonts = (f"fonts/{FONT}-latin-{face}.woff2" for face in FACES)
+    return sorted([*book, *fonts, *(f"{name}.{kind}" for name in ("book", "lesson") for kind in ("css", "js")), *SHARED])
 
 
 def sizes(folder: Path) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 // Keeps the site's files, so that it opens without a network after the first visit. VERSION changes with any file.
 const VERSION = "%VERSION%";
+/** @type {string[]} the text of all pages of the book, and what they and the search need */
+const BOOK = JSON.parse('%BOOK%');
 const sw = /** @type {any} */ (self);
 
 sw.addEventListener("install", () => sw.skipWaiting());
@@ -17,6 +19,16 @@ sw.addEventListener("fetch", (/** @type {any} */ event) => {
   const { request } = event;
   if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(request));
 });
+
+sw.addEventListener("message", (/** @type {any} */ event) => {
+  if (event.data === "keep the book") event.waitUntil(keep(BOOK));
+});
+
+/** Keep files that are not kept yet. One that cannot be fetched now is left for later. @param {string[]} names */
+async function keep(names) {
+  const cache = await caches.open(VERSION);
+  for (const name of names) if (!(await cache.match(name, { ignoreSearch: true }))) await cache.add(name).catch(() => {});
+}
 
 /** Return a kept file, or fetch and keep it. @param {Request} request */
 async function answer(request) {
