@@ -16,6 +16,8 @@ from ppedu.zoo import Facts, register, require_even
         idle="(p-1)*(F+m*B) if F <= B",
         idle_in_span="(p-1)*(m*B + F*(m % 2))",
         peak="1",
+        price="Every rank holds the weights of two stages, and waits almost as long as in the naive schedule.",
+        used="Its authors' library for training on large images has it (github.com/OSU-Nowlab/MPI4DL).",
     ),
 )
 def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -45,6 +47,8 @@ def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         idle="(p/2-1)*(F+B) if m % p == 0 and F == B",
         sizes=("p % 2 == 0", "m % 2 == 0"),
         peak="p/2+1+min(r, p-1-r) if m >= p",
+        price="Every rank holds the weights of two stages, and the activations of p/2+1 to p microbatches.",
+        used="Its authors published the code with which they trained BERT and GPT-2 (github.com/Shigangli/Chimera).",
     ),
 )
 def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:

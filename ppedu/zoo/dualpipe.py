@@ -22,6 +22,11 @@ Stream = tuple[Iterator[Action], Iterator[Action]]
         idle="(p/2-1)*(FB+B-3*W) if F == I and W <= I and FB == F+B",
         sizes=("p % 2 == 0", "m % 2 == 0", "m >= 2*p"),
         peak="p+1",
+        price="Every rank holds the weights of two stages, and the activations of p+1 microbatches.",
+        used=(
+            "DeepSeek-V3 was trained with it (arXiv 2412.19437, §3.2.1); the code is at "
+            "github.com/deepseek-ai/DualPipe."
+        ),
     ),
 )
 def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -57,6 +62,13 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         idle="(p-1)*(FB+B-3*W)/2 if F == I and W <= I and FB == F+B",
         sizes=("m >= 2*p",),
         peak="(2*p+1)/2",
+        price=(
+            "It needs at least 2p microbatches, and holds the activations of half a microbatch more than 1F1B's rank 0."
+        ),
+        used=(
+            "PyTorch has it as `ScheduleDualPipeV` (github.com/pytorch/pytorch); DeepSeek's own code is at "
+            "github.com/deepseek-ai/DualPipe."
+        ),
     ),
 )
 def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:

@@ -30,6 +30,8 @@ class Facts:
         remark: Printed in place of a formula for the time, if none is known.
         sizes: The conditions under which the schedule exists; the other conditions are in addition to these.
         peak: The peak of the activations on rank r, in microbatches.
+        price: What it costs, in a sentence.
+        used: Where it is used or can be had, in a sentence with its source.
     """
 
     source: str
@@ -40,6 +42,8 @@ class Facts:
     remark: str = ""
     sizes: tuple[str, ...] = ()
     peak: str = ""
+    price: str = ""
+    used: str = ""
 
     @property
     def has_chunks(self) -> bool:

@@ -17,6 +17,10 @@ from ppedu.zoo.interleaved import equal_groups
         idle="2*(p-1)*max(F, B)/v if m % p == 0",
         sizes=("v % 2 == 0",),
         peak="p if m % p == 0 and m >= 2*p",
+        price="It sends v times as many messages as 1F1B.",
+        used=(
+            "Its authors built a runtime of their own for it (arXiv 2308.15762); we don't know a library that has it."
+        ),
     ),
 )
 def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:

@@ -45,7 +45,16 @@ def depth_first(
 
 @register(
     "interleaved",
-    facts=Facts("arXiv 2104.04473, §2.2", idle="(p-1)*(F+B)/v if m >= p", peak="min(p*v+p-1-2*r, m*v)/v if m % p == 0"),
+    facts=Facts(
+        "arXiv 2104.04473, §2.2",
+        idle="(p-1)*(F+B)/v if m >= p",
+        peak="min(p*v+p-1-2*r, m*v)/v if m % p == 0",
+        price="It sends about v times as many messages as 1F1B, and its longer warm-up holds more activations.",
+        used=(
+            "Llama 3 405B was trained with a variant (arXiv 2407.21783, §3.3.2); Megatron-LM has it, and PyTorch as "
+            "`ScheduleInterleaved1F1B` (github.com/pytorch/pytorch)."
+        ),
+    ),
 )
 def interleaved(
     rank: int, ranks: int, microbatches: int, chunks: int = 2, group: int | None = None
@@ -91,7 +100,16 @@ def _fixed_groups(ranks: int, microbatches: int, chunks: int, group: int) -> lis
     return groups
 
 
-@register("looped-bfs", facts=Facts("arXiv 2211.05953", idle="(p-1)*(F+B)/v if m >= p", peak="m"))
+@register(
+    "looped-bfs",
+    facts=Facts(
+        "arXiv 2211.05953",
+        idle="(p-1)*(F+B)/v if m >= p",
+        peak="m",
+        price="It sends about v times as many messages as GPipe, and holds as many activations.",
+        used="PyTorch has it as `ScheduleLoopedBFS` (github.com/pytorch/pytorch).",
+    ),
+)
 def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
     """Yield the actions of `rank` in looped BFS: all microbatches pass one stage, then the next (arXiv 2211.05953).
 

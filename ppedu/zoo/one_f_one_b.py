@@ -17,6 +17,11 @@ from ppedu.zoo import Facts, register
         # a p-th of that; what they add together each way is rounded down.
         hops="2*(p-1 + (m-1)*(p-1)//p)",
         peak="min(p-r, m)",
+        price="The ranks wait as long as in GPipe; what it saves is memory.",
+        used=(
+            "It is Megatron-LM's default (arXiv 2104.04473), and PyTorch has it as `Schedule1F1B` "
+            "(github.com/pytorch/pytorch)."
+        ),
     ),
 )
 def one_f_one_b(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:

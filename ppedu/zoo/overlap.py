@@ -15,6 +15,11 @@ from ppedu.zoo.interleaved import depth_first, equal_groups
         "github.com/NVIDIA/Megatron-LM, combined 1F1B, without chunks",
         makespan="p*(F+B) + (m-1)*FB if FB >= max(F, B)",
         peak="min(2*p-2*r, m)",
+        price="Rank 0 holds the activations of up to 2p microbatches, twice as many as in 1F1B.",
+        used=(
+            "Megatron-LM pairs actions like this with several stages on each rank, or without a pipeline "
+            "(github.com/NVIDIA/Megatron-LM)."
+        ),
     ),
 )
 def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -35,6 +40,8 @@ def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Ac
         "github.com/NVIDIA/Megatron-LM, combined 1F1B",
         makespan="p*(F+B) + (m*v-p*(v-1)-1)*FB/v if m % p == 0 and FB >= max(F, B)",
         peak="min(p*v+p-2*r, m*v)/v if m % p == 0",
+        price="Its warm-up has one more forward than that of interleaved 1F1B, whose activations are held, too.",
+        used="Megatron-LM runs it with `--overlap-moe-expert-parallel-comm` (github.com/NVIDIA/Megatron-LM).",
     ),
 )
 def interleaved_overlap(

@@ -15,7 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from numbers import Rational
+from types import CodeType
 from typing import Any, NamedTuple
 
 from ppedu.core import Op, SettingError
@@ -225,9 +227,14 @@ def _require(claim: str, conditions: Sequence[str], letters: Letters, advice: st
             raise SettingError(f"{claim} {text(condition)}; got {values}{advice}")
 
 
+@cache
+def _compiled(formula: str) -> CodeType:
+    return compile(formula, "<formula>", "eval")
+
+
 def _evaluate(formula: str, letters: Letters) -> Any:
     """Return the value of a formula or a condition. A share of zero time is 0, as in a Timeline."""
     try:
-        return plain(eval(formula, {"__builtins__": {"min": min, "max": max}, **letters}))
+        return plain(eval(_compiled(formula), {"__builtins__": {"min": min, "max": max}, **letters}))
     except ZeroDivisionError:
         return 0

@@ -19,7 +19,20 @@ SOURCE = "arXiv 2405.15362; idle time by simulation"
 IDLE = "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2 if m >= p and F == I == W"
 
 
-@register("v-adaptive", placement="v", chunks=2, facts=Facts("arXiv 2405.15362", remark="as v-half for k = memory"))
+@register(
+    "v-adaptive",
+    placement="v",
+    chunks=2,
+    facts=Facts(
+        "arXiv 2405.15362",
+        remark="as v-half for k = memory",
+        price="The less memory it may use, the longer the ranks wait.",
+        used=(
+            "Its authors' fork of Megatron-LM has three of its limits: those of V-Min, V-Half and ZB-V "
+            "(github.com/sail-sg/zero-bubble-pipeline-parallelism)."
+        ),
+    ),
+)
 def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None = None) -> Iterator[Action]:
     """Yield the actions of `rank` in ZB-V with a limit on memory (Qi et al., arXiv 2405.15362, §3).
 
@@ -46,7 +59,21 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
     yield from _orders(ranks, microbatches, 2 * ranks if memory > ranks else int(2 * memory))[rank]
 
 
-@register("v-half", placement="v", chunks=2, facts=Facts(SOURCE, idle=IDLE, peak="(p+2)//2 if m >= p and M_W == 1"))
+@register(
+    "v-half",
+    placement="v",
+    chunks=2,
+    facts=Facts(
+        SOURCE,
+        idle=IDLE,
+        peak="(p+2)//2 if m >= p and M_W == 1",
+        price="It waits longer than ZB-V: 3p-7 forwards of a stage, or 3p-4 if p is odd, instead of p-1.",
+        used=(
+            "Its authors' fork of Megatron-LM has it, as the memory setup `half` "
+            "(github.com/sail-sg/zero-bubble-pipeline-parallelism)."
+        ),
+    ),
+)
 def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Yield the actions of `rank` in V-Half: ZB-V in half of its memory (Qi et al., arXiv 2405.15362, §3).
 
@@ -57,7 +84,21 @@ def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     yield from v_adaptive(rank, ranks, microbatches, memory=(ranks + 2) // 2)
 
 
-@register("v-min", placement="v", chunks=2, facts=Facts(SOURCE, idle=IDLE, peak="(p+4)//3 if m >= p and M_W == 1"))
+@register(
+    "v-min",
+    placement="v",
+    chunks=2,
+    facts=Facts(
+        SOURCE,
+        idle=IDLE,
+        peak="(p+4)//3 if m >= p and M_W == 1",
+        price="It waits longer than V-Half, and if F, I and W differ, the idle time may grow with the microbatches.",
+        used=(
+            "Its authors' fork of Megatron-LM has it, as the memory setup `min` "
+            "(github.com/sail-sg/zero-bubble-pipeline-parallelism)."
+        ),
+    ),
+)
 def v_min(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Yield the actions of `rank` in V-Min: ZB-V in a third of its memory (Qi et al., arXiv 2405.15362, §3).
 

@@ -19,6 +19,12 @@ from ppedu.zoo.interleaved import depth_first, equal_groups
         idle="(p-1)*max(F+3*c, I+2*c, F+I+4*c-W) if m >= p and (c == 0 or m > p) and 2*c <= W",
         idle_in_span="(p-1)*max(I+2*c, F+I+4*c-W)",
         peak="p-r + r*M_W if m >= p",
+        price="Each backward must run as two operations, and what W needs is kept until then.",
+        used=(
+            "Its authors' fork of Megatron-LM has it (github.com/sail-sg/zero-bubble-pipeline-parallelism), and so "
+            "has PyTorch, as `ScheduleInterleavedZeroBubble` with one stage on each rank "
+            "(github.com/pytorch/pytorch)."
+        ),
     ),
 )
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -41,6 +47,11 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         idle="(p-1)*max(F+c, I+2*c-F, F+I+2*c-2*W) if m >= 2*p-1 and 2*c <= F+I",
         idle_in_span="(p-1)*max(0, I+2*c-F, F+I+2*c-2*W)",
         peak="2*p-2*r-1 + 2*r*M_W if m >= 2*p-1",
+        price="It needs about twice the memory of 1F1B, and an optimizer step that does not wait for all ranks.",
+        used=(
+            "Its authors' fork of Megatron-LM searches for an order in the same memory, called ZB-2p (arXiv "
+            "2401.10241; github.com/sail-sg/zero-bubble-pipeline-parallelism)."
+        ),
     ),
 )
 def zb_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -57,7 +68,13 @@ def zb_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 @register(
-    "zb-interleaved", facts=Facts("github.com/pytorch/pytorch, ScheduleInterleavedZeroBubble", remark="by simulation")
+    "zb-interleaved",
+    facts=Facts(
+        "github.com/pytorch/pytorch, ScheduleInterleavedZeroBubble",
+        remark="by simulation",
+        price="It sends about v times as many messages as ZB-H1, and backwards must run as two operations.",
+        used="PyTorch has it as `ScheduleInterleavedZeroBubble` (github.com/pytorch/pytorch).",
+    ),
 )
 def zb_interleaved(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
     """Yield the actions of `rank` in interleaved 1F1B with split backwards (PyTorch's ScheduleInterleavedZeroBubble).
@@ -97,6 +114,11 @@ def _split(order: Iterator[Action], delay: int) -> Iterator[Action]:
         idle="(p-1)*F/2 if m >= 2*p-1 and F == I == W",
         idle_in_span="0",
         peak="p if m >= 2*p-1",
+        price="Ranks may wait again where F, I and W differ, and it sends twice as many messages as ZB-H1.",
+        used=(
+            "PyTorch has it as `ScheduleZBVZeroBubble` (github.com/pytorch/pytorch), and its authors in their fork "
+            "of Megatron-LM (github.com/sail-sg/zero-bubble-pipeline-parallelism)."
+        ),
     ),
 )
 def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:

@@ -77,6 +77,28 @@ def test_the_facts_and_the_docstring_cite_the_same_paper():
         assert not said or said & set(re.findall(r"\d{4}\.\d{5}", registered.facts_of(name).source))
 
 
+def test_every_published_schedule_has_a_price_and_says_who_uses_it():
+    for name in PUBLISHED:
+        facts = registered.facts_of(name)
+        assert facts.price.endswith(".") and facts.used.endswith("."), name
+        assert re.search(r"arXiv \d{4}\.\d{5}|github\.com/[\w-]+/\w+", facts.used), name
+
+
+def test_what_the_prices_say_of_messages_and_idle_time_is_so():
+    def messages(name):
+        return sum(action.op.name == "SEND_F" for order in pp.lower(pp.schedule(name, 8, 8)).orders for action in order)
+
+    for name, other in (("zb-v", "zb-h1"), ("hanayo", "1f1b")):
+        assert messages(name) == 2 * messages(other)
+    for name, other in (("interleaved", "1f1b"), ("looped-bfs", "gpipe"), ("zb-interleaved", "zb-h1")):
+        assert 2 <= messages(name) / messages(other) < 2.2
+    for ranks in range(3, 12):
+        stage = 0.5  # the time of a forward of one of a rank's two stages
+        waits = {name: pp.theory.idle(name, ranks, 4 * ranks).value / stage for name in ("zb-v", "v-half", "v-min")}
+        assert (waits["zb-v"], waits["v-half"]) == (ranks - 1, 3 * ranks - (4 if ranks % 2 else 7))
+        assert waits["v-min"] >= waits["v-half"]
+
+
 def test_rows_show_the_facts():
     table = rows(PUBLISHED)
     assert [*table["interleaved"].values()] == [
