@@ -20,9 +20,9 @@ function known() {
 function show() {
   const numbers = known();
   for (const [index, link] of links.entries()) {
-    const read = numbers.has(index + 1);
-    link.classList.toggle("read", read);
-    link.setAttribute("aria-label", `${link.title}${read ? " (read)" : ""}`);
+    const done = numbers.has(index + 1);
+    link.classList.toggle("read", done);
+    link.setAttribute("aria-label", `${link.title}${done ? " (read)" : ""}`);
   }
   const words = row?.querySelector("p");
   if (words) words.textContent = numbers.size ? `${numbers.size} of ${links.length} lessons read` : "";

@@ -138,7 +138,11 @@ def _finished(page: str, home: str, lesson: str) -> str:
         scripts += ["lesson.js"]
     linked = [STYLE.format(home + name) for name in styles] + [SCRIPT.format(home + name) for name in scripts]
     page = page.replace("</head>", f"{''.join(linked)}</head>")
-    page = page.replace("<span>Next</span>", "<span>Next:</span>").replace("<span>Previous</span>", "<span>Before:</span>")
+    page = page.replace("<span>Next</span>", "<span>Next:</span>").replace(
+        "<span>Previous</span>", "<span>Before:</span>"
+    )
+    for name, label in {"sidebar-drawer": "all pages", "toc-drawer": "this page"}.items():
+        page = page.replace(f'<aside class="{name}', f'<aside aria-label="{label}" class="{name}')
     # The theme leaves out the level of its headings, and code that scrolls cannot be reached by keyboard.
     page = page.replace('role="heading">', 'role="heading" aria-level="2">').replace("<pre>", '<pre tabindex="0">')
     inline = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)

@@ -36,7 +36,7 @@ PROGRAMS = {
 }
 COPIED = (
     *("site.css", "app.js", "early.js", "story.css", "story.js", "python.js", "worker.js"),
-    *("book.css", "book.js", "lesson.css", "lesson.js"),
+    *("book.css", "book.js", "lesson.css", "lesson.js", "gallery.css", "gallery.js"),
 )
 FONT = "source-serif-4"
 TEXT = (".html", ".css", ".js")
@@ -100,7 +100,9 @@ def _kept(target: Path) -> list[str]:
     """Return the files without which a page of the book does not open, or is not found, without a network."""
     book = (path.relative_to(target).as_posix() for path in (target / "book").rglob("*") if path.suffix in TEXT)
     fonts = (f"fonts/{FONT}-latin-{face}.woff2" for face in FACES)
-    return sorted([*book, *fonts, *(f"{name}.{kind}" for name in ("book", "lesson") for kind in ("css", "js")), *SHARED])
+    return sorted(
+        [*book, *fonts, *(f"{name}.{kind}" for name in ("book", "lesson") for kind in ("css", "js")), *SHARED]
+    )
 
 
 def sizes(folder: Path) -> tuple[int, int]:
