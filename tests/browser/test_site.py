@@ -14,6 +14,7 @@ from opened import ROOT, save_picture
 from playwright.sync_api import expect
 
 import ppedu as pp
+from ppedu.core.numeric import pretty
 from ppedu.view.link import decode, encode
 from ppedu.zoo.registry import published
 
@@ -330,9 +331,8 @@ def test_the_gallery_shows_each_published_schedule(visit, playground, address):
     expect(page.locator(".gallery li")).to_have_count(len(published()))
     page.get_by_role("link", name="zb-v", exact=True).click()
     expect(page.locator("main")).to_contain_text("arXiv 2401.10241")
-    rows = page.locator("table").nth(1).locator("tbody tr")
-    for row in rows.all():
-        _, _, formula, simulated = row.locator("td").all_inner_texts()
+    for row in page.locator("table").first.locator("tbody tr").all():
+        _, formula, simulated, _ = row.locator("td").all_inner_texts()
         assert formula in (simulated, "–")
     opened = page.get_by_role("link", name="Open it in the playground").evaluate("link => link.href")
     assert opened.startswith((f"{address}#", f"{address}index.html#"))
@@ -342,6 +342,74 @@ def test_the_gallery_shows_each_published_schedule(visit, playground, address):
     expect(page.locator("section")).to_have_count(len(CLAIMS))
     for opened in page.get_by_role("link", name="Open the schedule in the playground").all():
         decode((opened.get_attribute("href") or "").partition("#")[2])
+
+
+def test_an_entry_of_the_gallery_is_live(visit):
+    """Its picture is played, and its formulas have the values of `pp.theory` for the sizes that a reader chooses."""
+    page = visit(path="schedules/zb-v.html")
+    page.get_by_role("button", name="Watch it build up").click()
+    expect(page.get_by_role("button", name="pause")).to_be_visible()
+    assert page.locator("figure > img").is_hidden()
+    for ranks, microbatches in ((2, 3), (6, 24), (16, 32)):
+        page.get_by_label("ranks", exact=True).fill(str(ranks))
+        page.get_by_label("microbatches", exact=True).fill(str(microbatches))
+        expect(page.locator("[name=makespan]")).to_have_text(
+            pretty(pp.theory.makespan("zb-v", ranks, microbatches).value)
+        )
+        bubble = float(pp.theory.bubble("zb-v", ranks, microbatches))
+        expect(page.locator("[name=bubble]")).to_have_text(f"{bubble:.1%}")
+    page.get_by_label("microbatches", exact=True).fill("30")  # fewer than 2p-1, for which the formula does not hold
+    expect(page.locator("[name=makespan]")).to_have_text("–")
+
+
+def test_a_page_of_the_gallery_is_a_sheet_of_paper(visit):
+    page = visit(path="schedules/zb-v.html")
+    expect(page.locator("figure.live")).to_be_visible()
+    assert len(re.findall(rb"/Type */Page\b", page.pdf(prefer_css_page_size=True))) == 1
+
+
+def test_bars_show_which_lessons_were_read(visit):
+    page = visit(path="book/notebooks/05_1f1b.html")
+    bars = page.get_by_role("navigation", name="lessons").get_by_role("link")
+    expect(bars).to_have_count(15)
+    expect(page.locator(".lessons .read")).to_have_count(0)
+    page.get_by_role("link", name="Next: 6 · Why do ranks hang?").click()  # it is at the end of the page
+    current = page.locator(".lessons [aria-current=page]")
+    expect(current).to_have_accessible_name("6 · Why do ranks hang?")
+    expect(page.locator(".lessons .read")).to_have_accessible_name("5 · 1F1B: is it faster? (read)")
+    assert page.evaluate("() => ({ ...localStorage })") == {"ppedu.read": "[5]"}
+    page.evaluate("() => localStorage.setItem('ppedu.read', 'damaged')")
+    page.reload()
+    expect(bars).to_have_count(15)
+    expect(page.locator(".lessons .read")).to_have_count(0)
+
+
+TOO_WIDE = """() => {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  const code = [...document.querySelectorAll(".cell_input pre")];
+  return code.filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText);
+}"""
+
+
+def test_code_fits_and_no_page_is_wider_than_a_phone(visit):
+    page = visit(path="schedules/")
+    folder = page.url.partition("schedules")[0] + "book/notebooks/"
+    lessons = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    for path in ("../../schedules/zb-v", "../../schedules/", "../docs/guide", *lessons):
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(f"{folder}{path}{'' if path.endswith('/') else '.html'}", wait_until="domcontentloaded")
+        assert page.evaluate(TOO_WIDE) == [], path
+        page.set_viewport_size({"width": 360, "height": 800})
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 360, path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_lesson_and_an_entry_can_be_read_by_all(visit, scheme):
+    for path in ("book/notebooks/05_1f1b.html", "schedules/zb-v.html"):
+        page = visit(path=path, color_scheme=scheme)
+        page.evaluate("() => document.fonts.ready.then(() => null)")
+        assert page.evaluate("() => document.fonts.check('16px \"Source Serif 4\"')")
+        assert [each["id"] for each in Axe().run(page).response["violations"]] == [], path
 
 
 def test_a_lesson_runs_in_its_page_and_a_reader_writes_into_it(visit):
@@ -377,10 +445,24 @@ def test_a_lesson_runs_in_its_page_and_a_reader_writes_into_it(visit):
     expect(output).to_contain_text("42", timeout=30_000)
 
 
-def test_the_reference_is_found_without_a_network(visit):
-    page = visit(path="book/search.html?q=makespan")
+KEPT = """async name => {
+  while (!(await caches.match(name))) await new Promise(resolve => setTimeout(resolve, 50));
+}"""
+
+
+def test_the_book_is_searched_without_a_network(visit):
+    page = visit(path="book/docs/losses.html")
+    page.evaluate(KEPT, "/widgets.js")  # the last file that is kept
+    page.context.set_offline(True)
+    page.get_by_role("textbox", name="Search").fill("makespan")
+    page.keyboard.press("Enter")
     expect(page.locator("#search-results")).to_contain_text("matching the search query", timeout=20_000)
     assert page.locator("#search-results li").count() > 3
+    page.locator("#search-results li a").first.click()
+    expect(page.locator("article h1")).to_be_visible()
+
+
+def test_the_reference_names_what_is_public(visit):
     page = visit(path="book/reference/ppedu.html")
     for name in ("Schedule", "simulate", "plan"):
         expect(page.locator(f"[id='ppedu.{name}']")).to_be_visible()
