@@ -14,7 +14,7 @@ function play(figure, state) {
   figure.append(button);
 }
 
-/** Show what the formulas say for the sizes in the inputs. @param {HTMLFormElement} form @param {Live["values"]} values */
+/** Show the formulas' values for the inputs. @param {HTMLFormElement} form @param {Live["values"]} values */
 function evaluate(form, values) {
   const [ranks, microbatches] = [...form.querySelectorAll("input")];
   if (!ranks.checkValidity() || !microbatches.checkValidity()) return;

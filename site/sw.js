@@ -27,7 +27,9 @@ sw.addEventListener("message", (/** @type {any} */ event) => {
 /** Keep files that are not kept yet. One that cannot be fetched now is left for later. @param {string[]} names */
 async function keep(names) {
   const cache = await caches.open(VERSION);
-  for (const name of names) if (!(await cache.match(name, { ignoreSearch: true }))) await cache.add(name).catch(() => {});
+  for (const name of names) {
+    if (!(await cache.match(name, { ignoreSearch: true }))) await cache.add(name).catch(() => {});
+  }
 }
 
 /** Return a kept file, or fetch and keep it. @param {Request} request */

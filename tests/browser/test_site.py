@@ -30,9 +30,9 @@ EVERY = {"schedule": "zb-v", "ranks": "3", "microbatches": "5", "forward": "1.5"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The built site."""
-    if not (ROOT / "node_modules" / "pyodide").exists():
+    if not all((ROOT / "node_modules" / name).exists() for name in ("pyodide", "@fontsource")):
         if not shutil.which("npm"):
-            pytest.skip("the site has Python for the browser from npm, which is not installed")
+            pytest.skip("the site has Python for the browser and its font from npm, which is not installed")
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=ROOT, check=True, capture_output=True)
     folder = tmp_path_factory.mktemp("site") / "site"
     make_site.build(folder)
@@ -345,7 +345,6 @@ def test_the_gallery_shows_each_published_schedule(visit, playground, address):
 
 
 def test_an_entry_of_the_gallery_is_live(visit):
-    """Its picture is played, and its formulas have the values of `pp.theory` for the sizes that a reader chooses."""
     page = visit(path="schedules/zb-v.html")
     page.get_by_role("button", name="Watch it build up").click()
     expect(page.get_by_role("button", name="pause")).to_be_visible()
@@ -392,7 +391,7 @@ TOO_WIDE = """() => {
 
 
 def test_code_fits_and_no_page_is_wider_than_a_phone(visit):
-    page = visit(path="schedules/")
+    page = visit(path="schedules/", service_workers="block")  # it would fetch the whole book meanwhile
     folder = page.url.partition("schedules")[0] + "book/notebooks/"
     lessons = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     for path in ("../../schedules/zb-v", "../../schedules/", "../docs/guide", *lessons):
@@ -400,7 +399,9 @@ def test_code_fits_and_no_page_is_wider_than_a_phone(visit):
         page.goto(f"{folder}{path}{'' if path.endswith('/') else '.html'}", wait_until="domcontentloaded")
         assert page.evaluate(TOO_WIDE) == [], path
         page.set_viewport_size({"width": 360, "height": 800})
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= 360, path
+        page.wait_for_function(
+            "() => document.documentElement.scrollWidth <= 360"
+        )  # once the widget has been drawn again
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
