@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ppedu as pp
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "site"))
+import cells as site_cells
 import record
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +151,11 @@ def test_a_learners_own_cells(worker):
     assert "several processes" in shown[13][0]["recorded"]
     assert "'results'" in shown[14][0]["recorded"] and shown[16] == []
     assert shown[15][1]["answer"] == "It is 7."
+
+
+def test_a_lesson_counts_as_read_once_all_its_exercises_are_solved(monkeypatch):
+    solved = dict.fromkeys(("05.1 solved", "05.2 solved", "05.3 solved", "04.1 solved"), 2)
+    monkeypatch.setattr(site_cells, "recorded", lambda: solved)
+    assert not site_cells._solved()
+    solved["05.4 solved"] = 1
+    assert site_cells._solved()
