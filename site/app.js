@@ -5,6 +5,8 @@ import { mount, savedName } from "./widgets.js";
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
 const [tabs, form, shown, status, stop, report] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report"].map(find);
 
+const MOVING = 800; // milliseconds between two changes of a slider that moves, at most
+
 /** @type {any} */ let widget = null;
 const all = [...tabs.querySelectorAll("button")];
 const views = all.map((tab) => tab.dataset.view);
@@ -12,6 +14,8 @@ let shape = ""; // the widget's kind
 let link = location.hash.slice(1); // to the open view, or to the one that opens first
 let code = "";
 let asked = link !== ""; // whether the address names the view: not before a reader has changed anything
+/** @type {string[]} */ const before = []; // links to what was shown before, for undo
+let changed = 0; // when the link last changed, in milliseconds
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
 let busy = false;
 
@@ -69,15 +73,30 @@ function display(answer) {
   }
   report.replaceChildren(...(answer.report ?? []).map(paragraph));
   report.insertAdjacentHTML("beforeend", answer.picture ?? "");
-  link = String(answer.link);
+  remember(String(answer.link));
   code = String(answer.code);
   if (asked) history.replaceState(null, "", `#${link}`);
   asked = true;
   for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
+  find("#undo").toggleAttribute("disabled", !before.length);
   find("#playground").classList.add("ready");
   const whole = address().replace("?embed", "");
   find("#whole").setAttribute("href", whole);
   if (widget) widget.figure.address = whole;
+}
+
+/** Take a link for that of the open view. A slider that moves is one change. @param {string} now */
+function remember(now) {
+  const moment = performance.now();
+  if (asked && link && now !== link && now !== before.at(-1) && moment - changed > MOVING) before.push(link);
+  if (now === before.at(-1)) before.pop();
+  [link, changed] = [now, moment];
+}
+
+/** Open a view by its link, with its inputs. @param {string} link */
+function open(link) {
+  delete form.dataset.names; // its values are those of the view before
+  ask({ open: link });
 }
 
 /** Return the address of the open view. */
@@ -191,8 +210,13 @@ find("#notebook").addEventListener("click", () => {
   Object.assign(document.createElement("a"), { href, download: `${name}.ipynb` }).click();
   URL.revokeObjectURL(href);
 });
-addEventListener("hashchange", () => {
-  if (location.hash.slice(1) !== link) ask({ open: location.hash.slice(1) });
+addEventListener("hashchange", ({ newURL }) => {
+  const wanted = newURL.split("#")[1] ?? ""; // an answer may have changed the address since
+  if (wanted !== link) open(wanted);
+});
+find("#undo").addEventListener("click", () => {
+  const last = before.at(-1);
+  if (last) open(last);
 });
 ask({ open: link });
 navigator.serviceWorker?.register("sw.js").catch(() => {}); // without it, the page needs the network each time

@@ -35,7 +35,7 @@ PROGRAMS = {
     ),
 }
 COPIED = (
-    *("site.css", "app.js", "early.js", "story.css", "story.js", "python.js", "worker.js"),
+    *("icon.svg", "manifest.json", "site.css", "app.js", "early.js", "story.css", "story.js", "python.js", "worker.js"),
     *("book.css", "book.js", "lesson.css", "lesson.js", "gallery.css", "gallery.js"),
 )
 FONT = "source-serif-4"

@@ -263,7 +263,7 @@ class Schedule:
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
             name: By default that of a trace's or a layout's schedule, otherwise "read".
-            ranks: For a layout, which needs it, and `microbatches`. With it, any text is taken for a layout.
+            ranks: For a layout, which needs it, and `microbatches`. With it, any text is read as a layout.
 
         Raises:
             ParseError: An action is unknown, or the orders do not match the placement or `microbatches`.

@@ -217,6 +217,19 @@ def test_every_view_has_a_link_and_no_fault(playground):
         assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
 
 
+def test_a_change_is_undone(playground):
+    playground.get_by_role("tab", name="compare").click()
+    expect(playground.locator("#shown")).to_contain_text("messages")
+    field, first = playground.get_by_label("microbatches", exact=True), playground.url
+    playground.wait_for_timeout(900)  # faster changes are one
+    field.fill("12")
+    field.press("Enter")
+    playground.wait_for_function("first => location.href !== first", arg=first)
+    playground.get_by_role("button", name="undo").click()
+    expect(field).to_have_value("8")
+    assert playground.url == first
+
+
 def test_a_link_made_in_python_opens_the_same_picture(playground, address):
     timeline = pp.simulate(pp.schedule("zb-v", 4, 6), pp.Costs(forward=2, latency=0.5, weight_memory=0.5))
     follow(playground, timeline.link(address).partition("#")[2])
