@@ -93,10 +93,10 @@ function remember(now) {
   [link, changed] = [now, moment];
 }
 
-/** Open a view by its link, with its inputs. @param {string} link */
-function open(link) {
+/** Open a view by a link, with its inputs. @param {string} to */
+function open(to) {
   delete form.dataset.names; // its values are those of the view before
-  ask({ open: link });
+  ask({ open: to });
 }
 
 /** Return the address of the open view. */
