@@ -1,5 +1,5 @@
 // @ts-check
-// What all pages of the book share: which lessons were read, and a copy of the pages for when there is no network.
+// What all pages of the book share: which lessons were read, and copies of the pages, which need no network.
 
 const KEPT = "ppedu.read"; // all that is stored: the numbers of the lessons that were read, in this browser only
 const row = document.querySelector(".lessons");

@@ -26,7 +26,7 @@ HEAD = r"""% In a paper with \usepackage{tikz}, \input this file where the pictu
 \def\ppeduend{\end{document}}
 \begin{document}
 \fi"""
-FOOT = r"""\csname ppeduend\endcsname % ends the document if there is no other one"""
+FOOT = r"""\csname ppeduend\endcsname % ends the document where this file is compiled alone"""
 STYLES = rf"""
   box/.style={{draw=white, line width=.4pt}},
   number/.style={{midway, font=\sffamily\fontsize{{{SIZES["number"]}}}{{{SIZES["number"]}}}\selectfont}},

@@ -15,7 +15,7 @@ from ppedu.zoo.interleaved import depth_first, equal_groups
         "github.com/NVIDIA/Megatron-LM, combined 1F1B, without chunks",
         makespan="p*(F+B) + (m-1)*FB if FB >= max(F, B)",
         peak="min(2*p-2*r, m)",
-        price="Rank 0 holds the activations of up to 2p microbatches, twice as many as in 1F1B.",
+        price="Rank 0 holds the activations of up to 2p microbatches, where 1F1B holds p.",
         used=(
             "Megatron-LM pairs actions like this with several stages on each rank, or without a pipeline "
             "(github.com/NVIDIA/Megatron-LM)."

@@ -76,7 +76,7 @@ def find(name: str) -> Level:
     """Return a level by its name: one of `LEVELS`, "today", or a date such as "2026-05-04" for the board of that day.
 
     Raises:
-        SettingError: There is no such level.
+        SettingError: The level is unknown.
     """
     if isinstance(name, str) and name in LEVELS:
         return LEVELS[name]

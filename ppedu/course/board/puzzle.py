@@ -314,7 +314,7 @@ def puzzle(name: str = "first", placed: str = "") -> Puzzle:
         placed: Actions to begin with, separated by spaces, in an order in which they can be placed: "0F0 1F0 0F1".
 
     Raises:
-        SettingError: There is no such level.
+        SettingError: The level is unknown.
         ScheduleError: An action cannot be placed.
     """
     require_instance("placed", placed, str, 'actions as text, such as "0F0 1F0"')
