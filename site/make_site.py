@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import book
+import classroom
 import gallery
 import story
 from record import FILE
@@ -80,6 +81,7 @@ def build(target: Path) -> None:
         version.update(path.read_bytes())
     worker = (HERE / "sw.js").read_text(encoding="utf-8").replace("%VERSION%", f"ppedu-{version.hexdigest()[:16]}")
     (target / "sw.js").write_text(worker.replace("%BOOK%", json.dumps(_kept(target))), encoding="utf-8")
+    classroom.write(target)
 
 
 def _write_look(target: Path) -> None:
@@ -106,8 +108,8 @@ def _kept(target: Path) -> list[str]:
 
 
 def sizes(folder: Path) -> tuple[int, int]:
-    """Return the bytes of all files, as they are and compressed as a web server sends them."""
-    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    """Return the bytes of all files but the zip, as they are and compressed as a web server sends them."""
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != classroom.NAME]
     return sum(map(len, files)), sum(min(len(gzip.compress(each)), len(each)) for each in files)
 
 

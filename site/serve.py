@@ -38,17 +38,18 @@ class Handler(SimpleHTTPRequestHandler):
         pass
 
 
-def server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server of a folder on 127.0.0.1; 0 is any free port."""
-    return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
+def server(folder: Path, port: int = 0, host: str = "127.0.0.1") -> ThreadingHTTPServer:
+    """Return a server of a folder; port 0 is any free port."""
+    return ThreadingHTTPServer((host, port), partial(Handler, directory=str(folder)))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1] / "build" / "site")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 serves everyone on the network")
     options = parser.parse_args()
-    with server(options.folder, options.port) as running:
-        print(f"http://127.0.0.1:{running.server_port}/ (Ctrl+C ends it)", flush=True)
+    with server(options.folder, options.port, options.host) as running:
+        print(f"http://{options.host}:{running.server_port}/ (Ctrl+C ends it)", flush=True)
         with suppress(KeyboardInterrupt):
             running.serve_forever()

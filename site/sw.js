@@ -17,7 +17,10 @@ sw.addEventListener("activate", (/** @type {any} */ event) =>
 
 sw.addEventListener("fetch", (/** @type {any} */ event) => {
   const { request } = event;
-  if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(request));
+  const { origin, pathname } = new URL(request.url);
+  if (request.method === "GET" && origin === location.origin && !pathname.endsWith("/ppedu-class.zip")) {
+    event.respondWith(answer(request)); // the zip has all the rest once more
+  }
 });
 
 sw.addEventListener("message", (/** @type {any} */ event) => {

@@ -3,9 +3,12 @@
 import contextlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import urllib.request
+import zipfile
 
 import nbformat
 import pytest
@@ -337,6 +340,31 @@ def test_a_phone_opens_a_link_and_needs_no_network_on_its_second_visit(playgroun
     page.get_by_role("tab", name="compare").tap()
     expect(page.locator("#shown")).to_contain_text("messages")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
+
+
+def test_a_class_needs_the_zip_and_python_alone(folder, tmp_path):
+    """The server from the zip sends each file of the site; the wheel has the lessons, the homework no solutions."""
+    with zipfile.ZipFile(folder / "ppedu-class.zip") as archive:
+        archive.extractall(tmp_path)
+    home = tmp_path / "ppedu-class"
+    command = [sys.executable, "-I", "-S", "serve.py", "site", "--port", "0"]
+    with subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, text=True) as running:
+        address = running.stdout.readline().split()[0]
+        for path in sorted(
+            path for path in folder.rglob("*") if path.is_file() and path.suffix not in {".png", ".svg"}
+        ):
+            if path.name not in {"ppedu-class.zip", "article.html"}:
+                with urllib.request.urlopen(address + path.relative_to(folder).as_posix()) as answer:
+                    assert answer.read() == path.read_bytes(), path
+        running.send_signal(signal.SIGINT)
+    (wheel,) = home.glob("ppedu-*.whl")
+    lessons = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    with zipfile.ZipFile(wheel) as archive:
+        packed = [name.rpartition("/")[2] for name in archive.namelist() if name.endswith(".ipynb")]
+    assert sorted(packed) == lessons
+    assert sorted(path.name for path in (home / "homework").glob("*.ipynb")) == lessons[1:]
+    assert "solution_" not in (home / "homework/05_1f1b.ipynb").read_text()
+    assert wheel.name in (home / "START.txt").read_text()
 
 
 def test_the_gallery_shows_each_published_schedule(visit, playground, address):
