@@ -7,6 +7,7 @@ import { mount } from "./widgets.js";
 /** Put the widget where the picture is, which stays for the printer. @param {HTMLElement} figure @param {any} state */
 function play(figure, state) {
   const widget = mount(figure, state);
+  widget.figure.address = location.href;
   figure.classList.add("live");
   const button = document.createElement("button");
   Object.assign(button, { type: "button", className: "build", textContent: "Watch it build up" });

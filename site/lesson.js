@@ -83,7 +83,9 @@ class Cell {
       if (output.state) {
         const node = element("div", { className: "output" });
         const number = Number(output.widget);
-        widgets.set(number, mount(node, output.state, (/** @type {any} */ said) => ask({ widget: number, message: said })));
+        const widget = mount(node, output.state, (/** @type {any} */ said) => ask({ widget: number, message: said }));
+        widget.figure.address = location.href.split("#")[0];
+        widgets.set(number, widget);
         return node;
       }
       if (output.asked) return control(output.asked, ask);
