@@ -213,11 +213,15 @@ class Cutting:
         """
         if not self.barrier:
             return self.busy(cuts)
-        sums, found = self.sums, []
-        for busy, (first, last) in zip(self.busy(cuts), _ends_of_ranks(self.schedule), strict=True):
-            after = 0 if last is None else min(sums["backward"][cuts[last]], sums["input"][cuts[last]])
-            found.append(sums["forward"][cuts[first]] + busy + after)
+        found, (before, after) = self.busy(cuts), self._ways
+        for rank, (first, last) in enumerate(_ends_of_ranks(self.schedule)):
+            found[rank] += before[cuts[first]] + (0 if last is None else after[cuts[last]])
         return found
+
+    @cached_property
+    def _ways(self) -> tuple[list[Any], list[Any]]:
+        """For each cut, how long a microbatch takes from the first piece to it, and its gradient back, at least."""
+        return self.sums["forward"], [*map(min, self.sums["backward"], self.sums["input"])]
 
     @cached_property
     def bound(self) -> Any:
@@ -295,10 +299,8 @@ class Cutting:
                     continue
                 for taker, step in ((giver + distance, -1), (giver - distance, 1)):
                     if 0 <= taker < stages:
-                        low, high = min(giver, taker), max(giver, taker)
-                        moved = [cut + step if low < place <= high else cut for place, cut in enumerate(cuts)]
-                        if all(begin <= end for begin, end in pairwise(moved)):
-                            yield tuple(moved)
+                        low, high = min(giver, taker) + 1, max(giver, taker) + 1
+                        yield cuts[:low] + tuple([cut + step for cut in cuts[low:high]]) + cuts[high:]
 
     def improve(self, more: int) -> None:
         """Improve `best` by moving pieces until `more` has been spent. If there are few partitions, try all."""
