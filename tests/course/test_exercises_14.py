@@ -58,12 +58,21 @@ WRONG = {
 
 def test_plans():
     times = [1, 2, 2, 3]
-    mine = pp.plan(pp.Model.measured(times, unit="ms"), pp.Machine(1e9), 2, 4, schedules=["1f1b"])
+
+    def plan(ranks, microbatches, *schedules):
+        model, machine = pp.Model.measured(times, unit="ms"), pp.Machine(1e9)
+        return pp.plan(model, machine, ranks, microbatches, schedules=[*schedules])
+
+    mine = plan(2, 4, "1f1b", "zb-h1")
     assert find_fault("14.1", mine) is None
+    assert "one rank is not a pipeline" in find_fault("14.1", plan(1, 4, "1f1b", "gpipe"))
+    assert "only 1f1b is in your plan and fits" in find_fault("14.1", plan(2, 4, "1f1b"))
+    # A step takes 3 · (8 + 3), of which a rank works for 2 · 3 · 8 / 4 on average.
+    assert f"ranks wait for {1 - 12 / 33:.0%} of a step" in find_fault("14.1", plan(4, 2, "1f1b", "gpipe"))
     lessons = pp.plan(pp.Model.measured(TIMES), pp.Machine(1e9), 2, 4, schedules=["1f1b"])
     assert "that's the lesson's model" in find_fault("14.1", lessons)
     llama = pp.Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128_256)
     lessons = pp.plan(llama, "h100", 4, 16, sequence=4096, schedules=["1f1b"])
     assert "that's the lesson's model" in find_fault("14.1", lessons)
-    assert find_fault("14.1", pp.plan(llama, "a100", 4, 16, sequence=4096, schedules=["1f1b"])) is None
+    assert find_fault("14.1", pp.plan(llama, "a100", 4, 16, sequence=4096, schedules=["1f1b", "zb-h1"])) is None
     assert "give a plan" in find_fault("14.1", mine.best)

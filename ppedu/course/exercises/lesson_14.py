@@ -18,6 +18,7 @@ from ppedu.sim.partition import by_cost
 # The lesson's models: what each piece of the first takes forward, in ms, and the sizes of the second.
 TIMES = (0.5, *[12] * 32, 29)
 LLAMA = Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128_256)
+MOST_WAITING = 0.25  # of a step, in a plan that can be defended
 BALANCED = "You balanced the stages, not the ranks: a rank works on two of them, and their sum counts"
 _chance = random.Random(13)
 CASES = [
@@ -102,6 +103,15 @@ def _not_your_plan(plan: Any) -> str | None:
     lessons = TIMES, tuple(piece.forward for piece in llama.pieces) if plan.job.ranks == 4 else ()
     if tuple(piece.forward for piece in plan.job.pieces.pieces) in lessons:
         return "that's the lesson's model; make a plan with the times or the sizes of yours"
+    if plan.job.ranks == 1:
+        return "one rank is not a pipeline, and never waits; plan for two or more"
+    if len({choice.schedule.name for choice in plan.choices if not choice.excess}) == 1:
+        return f"only {plan.best.name} is in your plan and fits, so there is no choice; compare it with other schedules"
+    if plan.best.bubble > MOST_WAITING:
+        return (
+            f"with {plan.best.name}, the best of your plan, ranks wait for {plan.best.bubble:.0%} of a step. Get that "
+            f"under {MOST_WAITING:.0%}: with more microbatches, fewer ranks, or a schedule that isn't among yours"
+        )
     return None
 
 
