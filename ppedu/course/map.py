@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.course.exercises.faults import FAULTS
@@ -53,7 +54,7 @@ LESSONS = [
     Lesson(13, "an order of your own, and the best one", "pp.register, pp.search", (4, 10)),
     Lesson(14, "move work first, then choose a schedule", "pp.plan", (8, 13)),
 ]
-COLUMNS = {"lesson": 1.6, "idea": 2.6, "tools": 6.6, "what they find": 9.4}  # and where each begins
+COLUMNS = {"lesson": 1.6, "idea": 2.35, "tools": 5.8, "what they find": 8.3}  # and where each begins
 COLORS = {"order": "#8e5bb5", "messages": "#c0392b", "memory": "#c2701c", "gradients": "#2f8f6b", "time": "#3b76b8"}
 PLAIN = "#7f7f7f"
 
@@ -69,7 +70,7 @@ def course_map(faults: bool = True) -> Axes:
     from matplotlib.patches import Arc
 
     _, ax = pyplot.subplots(figsize=(11, 0.36 * len(LESSONS) + 0.9), layout="constrained")
-    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) - 0.6, -1.9 if faults else -1.1))
+    ax.set(xlim=(0.4, 12.1), ylim=(len(LESSONS) - 0.6, -1.9 if faults else -1.1))
     ax.axis("off")
     columns = list(COLUMNS.items())[: 4 if faults else 3]
     for name, left in columns:
@@ -82,8 +83,7 @@ def course_map(faults: bool = True) -> Axes:
     for lesson in LESSONS:
         goal = FAULTS[lesson.faults[0]].breaks[0] if lesson.faults else ""
         color, row = COLORS.get(goal, PLAIN) if faults else PLAIN, rows[lesson.number]
-        first, *more = lesson.faults or ("",)
-        found = first + (f" and {len(more)} more" if more else "")
+        found = fill(", ".join(lesson.faults).replace(" ", "\xa0").replace(",\xa0", ", "), 58)  # breaks between names
         texts = (str(lesson.number), lesson.idea, lesson.tools, found)
         families = (None, None, "monospace", None)
         for (_, left), text, family in zip(columns, texts, families, strict=False):

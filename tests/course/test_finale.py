@@ -188,6 +188,22 @@ def test_the_key_of_the_course_map_is_above_its_rows():
     assert all(top < height[goal] < height["lesson"] < height["1"] for goal in COLORS)
 
 
+def test_the_course_map_names_every_fault():
+    ax = course_map()
+    told = ", ".join(" ".join(text.get_text().split()) for text in ax.texts)
+    plt.close(ax.figure)
+    assert all(name in told for name in FAULTS)
+
+
+@pytest.mark.parametrize("name", ["illegal order", "crossed messages", "slow link", "late weight gradients"])
+def test_no_title_tells_what_a_case_suffers_from(name):
+    case = Case(seed_of(name))
+    ax = case.plot()
+    plt.close(ax.figure)
+    titles = [ax.get_title(loc=where) for where in ("left", "right")]
+    assert titles == [f"{case.schedule.name}, {case.schedule.size}, recorded", ""]
+
+
 def test_a_right_diagnosis_is_praised_and_a_wrong_one_refused_for_a_reason(told, refused):
     slow = Case(seed_of("slow node"))
     replica, rank = slow._where

@@ -146,11 +146,13 @@ class Case:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw a typical step of the slower replica; of a job that hangs, what its ranks had done."""
         if self.hangs:
-            drawn = self._job.stuck().plot(ax, title="until nothing happened any more")
-            drawn.set_title("", loc="right")  # its makespan and bubble mean nothing
-            return drawn
-        steps = [self.run.timeline(replica=replica) for replica in self.run.replicas]
-        return max(steps, key=lambda step: step.makespan).plot(ax)
+            drawn = self._job.stuck()
+        else:
+            steps = [self.run.timeline(replica=replica) for replica in self.run.replicas]
+            drawn = max(steps, key=lambda step: step.makespan)
+        ax = drawn.plot(ax, title=f"{self.schedule.name}, {self.schedule.size}, recorded")
+        ax.set_title("", loc="right")  # a job that hangs has no makespan; its title must not tell so
+        return ax
 
     def answer(self, what: str, where: Any = None, **cure: Any) -> Answer:
         """Return a diagnosis for `check_answer`: the name of a fault, its place, and settings that cure it.
