@@ -272,7 +272,7 @@ def _doctor(_: Options) -> int:
     """check whether this machine can run the lessons"""
     from ppedu.cli.checkup import doctor
 
-    print("This imports torch and starts two ranks, for seconds, or a minute on a busy machine.", flush=True)
+    print("Imports torch and starts two ranks: some seconds, or half a minute if Python compiles torch.", flush=True)
     report = doctor()
     print(report)
     return int(not report.ok)
