@@ -16,7 +16,7 @@ DARKER = 0.34  # how much darker a rank's last chunk is than its first; chunks i
 
 # Heights within a rank's row, which is 1 high: the boxes, and below them the memory strip. Where another timeline is
 # outlined, it takes the upper part of the boxes' height, down to "lane".
-ROW = {"top": 0.05, "lane": 0.19, "bottom": 0.6, "strip": 0.66, "floor": 0.95}
+ROW = {"top": 0.04, "lane": 0.17, "bottom": 0.54, "strip": 0.6, "floor": 0.96}
 # Where the other timeline has a lane of its own: the upper and the lower lane, and below both the memory strip.
 LANES = tuple({"top": top, "lane": top, "bottom": top + 0.32, "strip": 0.77, "floor": 0.96} for top in (0.04, 0.39))
 BARE_LANES = tuple({"top": top, "bottom": top + 0.42} for top in (0.06, 0.52))

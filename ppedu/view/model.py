@@ -277,7 +277,7 @@ class Stack:
     def tall(self) -> int:
         """The height of a rank's row in pixels: as long as they can be read, all panels fit on a laptop's screen."""
         ranks = [panel.timeline.schedule.ranks for panel in self.panels]
-        fit_all = min(56, 352 // sum(ranks))
+        fit_all = min(64, 352 // sum(ranks))
         fit_one = min(26, 480 // max(ranks))  # higher only if there are several panels
         return max(8, fit_all, fit_one)
 
@@ -307,13 +307,13 @@ class Stack:
         outlines = [panel.outline.source for panel in self.panels if panel.outline]
         held = [panel.pair.names[0] for panel in self.panels if panel.pair]
         unit = self.panels[0].timeline.costs.memory_unit
-        held_in_unit = f"activations held, {unit}" if unit else "activations held"
+        scale = f", 0 to {pretty(self.most, unit)}" if self.most else ""
         # An entry that does not occur is False or empty, and is left out.
         words: dict[str, Any] = {
             **{op: op in self.fills and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second stream",
-            "memory": not self.bare and ": ".join([held_in_unit, *held[:1]]),
+            "memory": not self.bare and ": ".join([f"activations held{scale}", *held[:1]]),
             "outline": outlines and f"outlined: {outlines[0]}",
             "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",
             "mark": any(panel.marks for panel in self.panels) and "differs",

@@ -132,7 +132,7 @@ def test_the_legend_names_what_is_drawn():
     def legend(timeline, **options):
         return [text.get_text() for text in timeline.plot(**options).get_legend().get_texts()]
 
-    assert legend(SMALL) == ["forward", "backward", "activations held"]
+    assert legend(SMALL) == ["forward", "backward", "activations held, 0 to 4"]
     assert legend(SMALL, memory=False) == ["forward", "backward"]
     assert legend(SMALL, memory=False, outline=SMALL) == ["forward", "backward", "outlined: simulated"]
     assert legend(simulated("0F0 0I0 0W0"), memory=False) == [
@@ -224,7 +224,7 @@ def height(strip, time):
     """Return the height of the strip at a time, in rows, to a thousandth."""
     (path,) = strip.get_paths()
     floor = path.vertices[:, 1].max()
-    column = [(time, floor - step / 1000) for step in range(1, 300)]
+    column = [(time, floor - step / 1000) for step in range(1, 400)]
     return sum(path.contains_points(column)) / 1000
 
 

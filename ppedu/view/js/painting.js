@@ -172,7 +172,7 @@ function paintEnds(context, parts, ink) {
  */
 function paintScale(context, layout, { most }) {
   const { strip, floor } = layout.row;
-  if (layout.look.plain || (floor - strip) * layout.rowHeight < 12) return;
+  if (layout.look.plain || !most || (floor - strip) * layout.rowHeight < 12) return;
   context.font = `9px ${FONT}`;
   context.textAlign = "right";
   for (let y = layout.top; y < layout.bottom; y += layout.rowHeight) {
