@@ -1,18 +1,28 @@
 """Facts: what is known about a schedule before it is simulated, and who published it.
 
 Formulas and conditions are Python expressions in the letters of the papers. The same strings are printed here and
-evaluated by `ppedu.zoo.theory`:
-
-    p ranks, m microbatches, v chunks on each rank, r the rank, k the most microbatches that a rank holds
-    F, B, I, W    the times of one rank's share of the model; B = I + W
-    FB, c         the time of an overlapped pair, and of a message from rank to rank
-    M_W           the part of a microbatch's activations that a split backward keeps until W
+evaluated by `ppedu.zoo.theory`. `LETTERS` says what each letter stands for.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+LETTERS = {
+    "p": "ranks",
+    "m": "microbatches",
+    "v": "chunks on a rank",
+    "r": "the rank",
+    "k": "the most microbatches that a rank holds",
+    "F": "the forward of a rank's share of the model",
+    "B": "its backward, I + W",
+    "I": "the half for the input",
+    "W": "the half for the weights",
+    "FB": "an overlapped pair",
+    "c": "a message from rank to rank",
+    "M_W": "the part of a microbatch's activations that is kept until W",
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ppedu.core import Action, Placement, Schedule, ScheduleError, SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.tables import in_html, in_text
 from ppedu.core.validate import require_name, require_size
-from ppedu.zoo.facts import Facts
+from ppedu.zoo.facts import LETTERS, Facts
 
 Generator = Callable[..., Iterable[Action]]
 MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is assumed never to end
@@ -135,7 +135,8 @@ class NameTable(tuple[str, ...]):
 
         head, *rows = ([escape(cell) for cell in row] for row in self._rows())
         for row in rows:
-            row[:2] = f"<code>{row[0]}</code>", _PAPER.sub(_link, row[1])
+            links = ", ".join(f'<a href="https://{address}">{paper}</a>' for paper, address in papers_in(row[1]))
+            row[:2] = f"<code>{row[0]}</code>", links or row[1]
         return in_html([head, *rows], _LETTERS)
 
     def _rows(self) -> Iterator[Sequence[str]]:
@@ -144,23 +145,20 @@ class NameTable(tuple[str, ...]):
         for name in self:
             entry = _entries[name]
             facts = entry.facts or Facts("")
-            papers = ", ".join(match[0] for match in _PAPER.finditer(facts.source))
+            papers = ", ".join(name for name, _ in papers_in(facts.source))
             options = ", ".join(map(_without_type, options_of(name).values()))
             placement = entry.placement + (", weights twice" if entry.placement == "bidirectional" else "")
             yield [cell or "–" for cell in (name, papers, placement, *facts.cells(), options)]
 
 
 _PAPER = re.compile(r"arXiv (?P<number>[0-9.]+[0-9])|(?P<page>(?:[a-z]+\.)+(?:com|org)/[\w./-]+)")
-_LETTERS = (
-    "p ranks, m microbatches, v chunks on a rank, r the rank, k its peak; F, B = I + W: times of a share of the model, "
-    "FB of a pair, c of a message; M_W: the part of a microbatch's activations that is kept until W"
-)
+_LETTERS = ", ".join(f"{letter} {meaning}" for letter, meaning in LETTERS.items())
 
 
-def _link(paper: re.Match[str]) -> str:
-    """Return the HTML link to a paper or a page that `_PAPER` has matched."""
-    address = f"arxiv.org/abs/{paper['number']}" if paper["number"] else paper["page"]
-    return f'<a href="https://{address}">{paper[0]}</a>'
+def papers_in(source: str) -> list[tuple[str, str]]:
+    """Return the papers and pages that a text names, such as "arXiv 1811.06965", each with its address on the web."""
+    found = _PAPER.finditer(source)
+    return [(each[0], f"arxiv.org/abs/{each['number']}" if each["number"] else each["page"]) for each in found]
 
 
 def _without_type(parameter: inspect.Parameter) -> str:

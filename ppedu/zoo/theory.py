@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -50,12 +51,14 @@ class Fact(NamedTuple):
             as `Timeline.makespan` for `makespan`, has the same value.
         formula, holds: The formula and its conditions, in mathematical notation.
         source: The paper or the repository.
+        filled: The formula with the values in place of its letters, but for r, the rank.
     """
 
     value: Any
     formula: str
     holds: str
     source: str
+    filled: str
 
     def __float__(self) -> float:
         return float(self.value)
@@ -133,7 +136,7 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     formula = "(p-1)*(F+c) + m*(F+B)" if split else "(p-1)*(F+B+2*c) + m*(F+B)"
     back = "" if split else "; its last gradient has to go back up"
     why = f"the last rank starts after p-1 forwards, and has all its work to do{back}"
-    return Fact(_evaluate(formula, letters), text(formula), "", why)
+    return Fact(_evaluate(formula, letters), text(formula), "", why, _filled(formula, letters))
 
 
 def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:
@@ -173,7 +176,7 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
         value = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
     else:
         value = _evaluate(formula, letters)
-    return Fact(value, text(formula), text(*conditions), source)
+    return Fact(value, text(formula), text(*conditions), source, _filled(formula, letters))
 
 
 def _is_sum(formula: str) -> bool:
@@ -225,6 +228,12 @@ def _require(claim: str, conditions: Sequence[str], letters: Letters, advice: st
             used = [letter for letter in letters_of(condition) if letter in letters]
             values = ", ".join(f"{letter}={pretty(letters[letter])}" for letter in used)
             raise SettingError(f"{claim} {text(condition)}; got {values}{advice}")
+
+
+def _filled(formula: str, letters: Letters) -> str:
+    """Return a formula with the values of its letters: "(4-1)·(1+2)"."""
+    known = re.sub(r"[A-Za-z_]+", lambda found: pretty(letters[found[0]]) if found[0] in letters else found[0], formula)
+    return known.replace("*", "·")
 
 
 @cache
