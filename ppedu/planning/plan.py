@@ -23,6 +23,7 @@ ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule de
 LARGE = 6  # choices that do not fit, in a finding
 WORTH_A_WORD = 0.005  # the part of all ranks' time that a cause of the bubble takes
 SHARED = ("nothing", "the optimizer", "gradients and optimizer", "weights, gradients and optimizer")  # by ZeRO's stage
+INTERRUPTED = "The search was interrupted, or its time was over; a longer one may find better partitions."
 HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
@@ -116,7 +117,7 @@ class Plan:
             more = f"; and {len(too_large) - LARGE} more" if len(too_large) > LARGE else ""
             yield f"too large: {'; '.join(too_large[:LARGE])}{more}"
 
-    def _rows(self, count: int) -> Iterator[Sequence[str]]:
+    def rows(self, count: int) -> Iterator[Sequence[str]]:
         """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""
         unit = self.job.pieces.unit
         shown = [each for each in self.choices if not each.excess][:count]
@@ -155,7 +156,15 @@ class Plan:
             lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
         return "\n".join(lines)
 
-    def _size(self) -> str:
+    @property
+    def stages(self) -> str:
+        """The best choice and the layers of its ranks, in lines."""
+        copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
+        return f"best: {self.best.name}{copies}\n{self.partition(most=LISTED)}"
+
+    @property
+    def size(self) -> str:
+        """The GPUs and their memory, in words."""
         job = self.job
         split = f" of {job.pieces.gpus} GPUs" if job.pieces.gpus > 1 else ""
         size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
@@ -198,29 +207,28 @@ class Plan:
         return "; ".join(said)
 
     def __str__(self) -> str:
-        head, *rows = self._rows(SHOWN)
+        head, *rows = self.rows(SHOWN)
         more = sum(not each.excess for each in self.choices) - len(rows)
-        lines = [self._size(), *wrap(self.settings, LINE)]
+        lines = [self.size, *wrap(self.settings, LINE)]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]
         lines += [f"… and {more} more"] if more > 0 else []
-        copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
-        lines += ["", f"best: {self.best.name}{copies}"]
-        for line in self.partition(most=LISTED).splitlines():
+        lines += [""]
+        for line in self.stages.splitlines():
             lines += wrap(line, LINE, subsequent_indent="  ")
         lines += [""]
         for number, finding in enumerate(self.findings, 1):
             lines += wrap(f"{number}. {finding}", LINE, subsequent_indent="   ")
         if self.interrupted:
-            lines += ["", "The search was interrupted, or its time was over; a longer one may find better partitions."]
+            lines += ["", INTERRUPTED]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         from html import escape
 
-        rows = [[escape(cell) for cell in row] for row in self._rows(len(self.choices))]
+        rows = [[escape(cell) for cell in row] for row in self.rows(len(self.choices))]
         notes = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
         stages = f'<pre style="white-space: pre-wrap;">{escape(self.partition())}</pre>'
-        said = f"<p>{escape(self._size())}; {escape(self.settings)}</p>"
+        said = f"<p>{escape(self.size)}; {escape(self.settings)}</p>"
         return f"{in_html(rows)}{said}{stages}<ol>{notes}</ol>"
 
 
