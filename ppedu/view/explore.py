@@ -21,6 +21,7 @@ from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
+from ppedu.view.why import causes
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of, require_registered
@@ -108,16 +109,11 @@ class Explore(Interactive):
             "controls": list(_controls(self.settings, self.timeline)),
             "wrong": bool(self.wrong),
             "over": "" if self.wrong else self._over_limit(),
-            "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else self._note(),
+            "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else causes(self.timeline),
             "offers": [[label, {name: str(value) for name, value in change.items()}] for label, change in self.offers],
             "code": self.code(),
             "turn": next(self._turns),  # makes every state new, so that every request is answered
         }
-
-    def _note(self) -> str:
-        causes = {cause: share for cause, share in self.timeline.causes().items() if abs(share) >= 0.0005}
-        parts = ", ".join(f"{cause} {share:.1%}" for cause, share in causes.items())
-        return f"The bubble ({self.timeline.bubble:.1%}) is made up of {parts}." if parts else "There is no bubble."
 
     def _over_limit(self) -> str:
         """Return a sentence about the rank with the highest peak if that exceeds the memory limit, otherwise ""."""

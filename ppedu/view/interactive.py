@@ -14,10 +14,9 @@ import sys
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
-from ppedu.core import SEND, PipelineError, Schedule, ScheduleError, SettingError
+from ppedu.core import PipelineError, Schedule, ScheduleError, SettingError
 from ppedu.core.files import write_bytes
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
@@ -28,6 +27,7 @@ from ppedu.view.knot import figure
 from ppedu.view.model import Data, Panel, Stack, require_lanes
 from ppedu.view.saving import require_savable
 from ppedu.view.script import script, style
+from ppedu.view.why import Told, messages, numbers
 from ppedu.zoo import schedule
 
 MOST_DRAWN = 5000  # actions; a picture of more takes seconds, and its boxes are narrower than a pixel
@@ -201,26 +201,16 @@ class Comparison(Interactive):
             name, peak = timeline.schedule.name, max(timeline.peak_activations)
             if timeline.source != "simulated":
                 name = f"{timeline.source} {name}"
-            rows.append((name, timeline.makespan, timeline.bubble, peak, _messages(timeline.schedule)))
+            rows.append((name, timeline.makespan, timeline.bubble, peak, int(messages(timeline.schedule).text)))
         return rows
 
     def state(self) -> Data:
-        table, points = [["schedule", "makespan", "bubble", "peak activations", "messages"]], []
-        for panel, (name, _, bubble, peak, messages) in zip(self.panels(), self.rows(), strict=True):
-            table.append([name, *panel.numbers.values(), str(messages)])
+        table: list[Told] = [["schedule", "makespan", "bubble", "peak activations", "messages"]]
+        points = []
+        for panel, (name, _, bubble, peak, _) in zip(self.panels(), self.rows(), strict=True):
+            table.append([name, *numbers(panel.timeline).values(), messages(panel.timeline.schedule)])
             points.append([name, float(peak), bubble])
         return {**super().state(), "table": table, "points": points}
-
-
-def _messages(made: Schedule) -> int:
-    """Return the number of messages that the ranks of a schedule send each other."""
-    if made.lowered:
-        return sum(action.op in SEND for order in made.orders for action in order)
-    place, hops = made.placement, 0
-    for microbatch in range(made.microbatches):
-        ranks = [place.rank(stage, microbatch) for stage in range(place.stages)]
-        hops += sum(rank != following for rank, following in pairwise(ranks))
-    return hops if made.forward_only else 2 * hops  # a backward comes back the way of its forward
 
 
 def compare(

@@ -19,6 +19,7 @@ from ppedu.sim import Span, Timeline
 from ppedu.sim.per_link import each_link
 from ppedu.view.label import encodable
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
+from ppedu.view.why import Why, bubble, makespan, peak, peaks
 
 Data = dict[str, Any]  # what `json.dumps` can write
 
@@ -123,6 +124,12 @@ class Panel:
         return [f"{name} {number}" for name, number in self.numbers.items()]
 
     @cached_property
+    def reasons(self) -> list[Why]:
+        """The `numbers` with their names, and the reasons for them."""
+        time, share, held = self._numbers_in_words
+        return [makespan(self._floats, time), bubble(self.timeline, share), peak(self.timeline, held)]
+
+    @cached_property
     @without_gc()
     def boxes(self) -> list[Box]:
         """The boxes of all compute actions, rank after rank, in the order in which they run."""
@@ -211,13 +218,13 @@ class Panel:
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "makespan": round((self._floats.end - self._floats.start) * factor, 9),
-            "numbers": encodable("    ".join(self._numbers_in_words)),
+            "numbers": self.reasons,
             "boxes": boxes | {"start": clock(boxes["start"]), "end": clock(boxes["end"])},
             "sources": self.sources,
             "shades": {op: [[_bytes(shade(op, m, k, len(chunks))) for m in (0, 1)] for k in chunks] for op in COLORS},
             "gaps": [gap for gap in gaps if gap[2] > gap[1]],  # rounding may leave nothing of a gap between floats
             "memory": [[clock(times), held] for times, held in self.memory],
-            "peaks": list(map(pretty, timeline.peak_activations)),
+            "peaks": [*peaks(timeline, range(schedule.ranks))],
             "until": float(self.until * factor),
             "cap": None if self.cap is None else float(self.cap),
             "path": self.path,
@@ -225,7 +232,10 @@ class Panel:
             and {
                 "heading": encodable(self.pair.heading),
                 "names": list(map(encodable, self.pair.names)),
-                "lines": [list(map(encodable, line)) for line in self.pair.lines],
+                "lines": [
+                    [encodable(name), *panel.reasons]
+                    for (name, *_), panel in zip(self.pair.lines, (self, Panel(self.outline or timeline)), strict=True)
+                ],
             },
             "outline": self.outline and Panel(self.outline).state(factor, unit),
         }
@@ -331,7 +341,7 @@ class Stack:
             "legend": list(self.legend.items()),
             "fills": {op: [_bytes(fill) for fill in fills] for op, fills in self.fills.items()},
             "panels": [
-                panel.state(factor, unit) | {"tall": self.tall} | ({"numbers": "", "peaks": []} if self.bare else {})
+                panel.state(factor, unit) | {"tall": self.tall} | ({"numbers": [], "peaks": []} if self.bare else {})
                 for panel in self.panels
             ],
         }

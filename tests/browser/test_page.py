@@ -234,6 +234,22 @@ def test_every_action_and_gap_of_two_lanes_is_explained_beside_the_same_action_o
     assert words.text_content().count("rank 3: ") == 2
 
 
+def test_the_numbers_of_a_page_without_python_say_where_they_come_from(visit):
+    page = visit(pp.compare("gpipe", "1f1b"))
+    words = page.locator(".ppedu-reason:popover-open")
+    page.locator(".ppedu-panel").nth(1).focus()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="makespan 33").nth(1)).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(words).to_contain_text("36 / 132 = 3 / 11 = 27.3%")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="peak 3").click()
+    expect(words).to_contain_text("Rank 1 first holds 3 at 3, with 3 F begun.")
+    page.get_by_role("button", name="zoom in").click()
+    expect(words).to_have_count(0)
+
+
 def test_the_menu_switches_between_an_outline_and_two_lanes(visit):
     page = visit(RUN.show(outline=F1B))
     panel, line = page.locator(".ppedu-panel"), page.locator(".ppedu-line")
@@ -376,7 +392,7 @@ PAINTED = """() => [...document.querySelectorAll("canvas")].every(each => {
   return each.offsetWidth === each.closest(".ppedu").clientWidth;
 })"""
 BOXES = """() => {
-  const all = "h1, button, select, .ppedu-panel, .ppedu-line, .ppedu-legend, summary, table";
+  const all = "h1, button:not(.ppedu-why), select, .ppedu-panel, .ppedu-line, .ppedu-legend, summary, table";
   return [...document.querySelectorAll(all)].map(each => {
     const { left, right, top, bottom } = each.getBoundingClientRect();
     return [each.outerHTML.slice(0, 60), left, right, top, bottom];

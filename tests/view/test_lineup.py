@@ -57,7 +57,7 @@ def test_the_menu_lists_every_action_so_that_it_does_not_tell_which_is_missing(s
 
 def test_nothing_in_the_state_tells_the_fault(suspects):
     for panel in suspects.state()["panels"]:
-        assert panel["gaps"] == [] and panel["numbers"] == "" and panel["peaks"] == []
+        assert panel["gaps"] == [] and panel["numbers"] == [] and panel["peaks"] == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.link import PLAYGROUND, encode
 from ppedu.view.model import Data, Panel
+from ppedu.view.why import Why, makespan
 
 READY = "(What you have built is board.schedule, a schedule like any other.)"
 
@@ -178,7 +179,7 @@ class Puzzle(Interactive):
             **super().state(),
             "level": self.level.name,
             "levels": self._levels(),
-            "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
+            "goal": [f"{self.level.goal}{limit} Par, the time to reach, is ", self._par(), "."],
             "best": best_in_words,
             "rules": RULES,
             "note": self._note,
@@ -189,6 +190,11 @@ class Puzzle(Interactive):
             "can": can,
             "code": self.code() if board.complete else "",
         }
+
+    def _par(self) -> Why:
+        """Return the time to reach, and the schedule whose makespan it is."""
+        par = makespan(self.level.par)
+        return par._replace(words=[f"The makespan of {self.level.par.schedule.name} at this size.", *par.words])
 
     def _levels(self) -> list[list[str]]:
         """Return the names and titles of the levels, with today's board, and that of another day if it is open."""

@@ -3,6 +3,7 @@
 
 import { button, code, element, menu } from "./elements.js";
 import { Figure } from "./figure.js";
+import { tell } from "./why.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
@@ -21,7 +22,7 @@ import { Figure } from "./figure.js";
  *
  * @typedef {object} Settings
  * @property {Control[]} controls
- * @property {string} note
+ * @property {string | import("./why.js").Part[]} note
  * @property {[string, Record<string, string>][]} offers
  * @property {boolean} wrong
  * @property {string} over a sentence about the memory limit, if a rank exceeds it
@@ -124,7 +125,7 @@ export function explore(root, look, send) {
     for (const label of settings.querySelectorAll("label"))
       label.hidden = !state.controls.some(({ name }) => name === label.dataset.name);
     const offers = state.offers.map(([label, change]) => button(label, label, () => ask(change)));
-    note.replaceChildren(state.note, " ", element("strong", {}, state.over), ...offers);
+    note.replaceChildren(...tell(state.note), " ", element("strong", {}, state.over), ...offers);
     note.classList.toggle("ppedu-wrong", state.wrong || !!state.over);
     figure.stack.classList.toggle("ppedu-stale", state.wrong);
     figure.update(state);

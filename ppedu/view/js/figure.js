@@ -10,6 +10,7 @@ import { paint } from "./painting.js";
 import { Palette } from "./palette.js";
 import { createPlace } from "./pointing.js";
 import { icon, toolbar } from "./toolbar.js";
+import { layOver } from "./why.js";
 import { placeTip, sentence } from "./words.js";
 
 /**
@@ -127,7 +128,7 @@ export class Figure {
     if (this.chosen && !(this.chosen.microbatch < (this.drawn(this.chosen)?.data.microbatches ?? 0))) this.chosen = null;
     if (this.playing) this.pause();
     this.time = null; // it was a moment of other timelines
-    while (this.panels.length > panels.length) this.panels.pop()?.holder.remove();
+    for (const { holder, numbers } of this.panels.splice(panels.length)) [holder, numbers].forEach((each) => each.remove());
     while (this.panels.length < panels.length) this.panels.push(createPlace(this, this.panels.length));
     this.describePanels();
     this.explain();
@@ -350,7 +351,7 @@ export class Figure {
       const shown = [timeline, this.lanes, left, right, this.by, this.most];
       const painted = [...shown, width, layout.height, ink, paper, devicePixelRatio];
       if (painted.some((each, k) => each !== place.painted[k])) {
-        paint(fitted(place.base, width, layout.height), layout, style);
+        layOver(place.numbers, paint(fitted(place.base, width, layout.height), layout, style), layout.height);
         place.painted = painted;
       }
       const { lane = 0, i: box, gap } = (this.current?.panel === n && this.current) || {};

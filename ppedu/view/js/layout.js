@@ -2,6 +2,7 @@
 // Where things are in the picture of a timeline.
 
 import { largest } from "./model.js";
+import { textOf } from "./why.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
@@ -46,9 +47,9 @@ export class Layout {
     this.left = left + (this.lanes ? NAME : 0);
     this.right = width - (peaks.length ? MARGIN.right : right);
     this.heading = pair && this.lanes ? pair.heading : heading;
-    this.lines = pair && this.lanes ? pair.lines : [[panel.data.numbers]];
+    this.lines = pair && this.lanes ? pair.lines : [panel.data.numbers];
     // Where both do not fit into one line, the heading has a line of its own, above the numbers.
-    const longest = largest(this.lines.map((line) => line.join("    ").length));
+    const longest = largest(this.lines.map((line) => line.map(textOf).join("    ").length));
     const alone = 7.2 * this.heading.length + 6.6 * longest > width - this.left - 32;
     this.top = (heading ? MARGIN.top : top) + LINE * (this.lines.length - 1 + (alone ? 1 : 0));
     this.room = alone ? width - 24 - this.left : null; // for the heading; null: what the numbers leave

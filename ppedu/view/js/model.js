@@ -44,18 +44,18 @@
  * @property {number} stages
  * @property {number} microbatches
  * @property {number} makespan
- * @property {string} numbers
+ * @property {import("./why.js").Part[]} numbers
  * @property {Boxes} boxes
  * @property {number[][]} sources for each box, the boxes whose results it requires
  * @property {Record<Op, [Color, Color][]>} shades by op, chunk and parity of the microbatch
  * @property {[number, number, number, string][]} gaps rank, start, end and the reason
  * @property {[number[], number[]][]} memory for each rank, times and the activations held from each time on
- * @property {string[]} peaks
+ * @property {import("./why.js").Part[]} peaks
  * @property {number} until a time that the axis must reach
  * @property {number | null} cap
  * @property {number[]} path the boxes of the critical path
  * @property {Panel | null} outline
- * @property {{ heading: string, names: string[], lines: string[][] } | null} pair what tells the panel from its outline,
+ * @property {{ heading: string, names: string[], lines: import("./why.js").Part[][] } | null} pair what tells the panel from its outline,
  *   and the numbers of both
  *
  * @typedef {object} Stack panels under each other, as Stack.state in Python's model.py returns them

@@ -5,17 +5,19 @@ import { paintBoxes } from "./boxes.js";
 import { LINE, NAME } from "./layout.js";
 import { largest, pretty, ticks } from "./model.js";
 import { FONT } from "./svg.js";
+import { textOf } from "./why.js";
 
 /**
  * @typedef {import("./boxes.js").Style} Style
  * @typedef {import("./layout.js").Context} Context
  * @typedef {import("./layout.js").Layout} Layout
+ * @typedef {import("./why.js").Placed} Placed
  */
 
 const EDGE = 0.55; // how dark the upper edge of a memory strip is
 
 /**
- * Paint a timeline: ranks, heading, axis, memory, boxes and outlines.
+ * Paint a timeline: ranks, heading, axis, memory, boxes and outlines. Return where its numbers are.
  * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
@@ -37,7 +39,7 @@ export function paint(context, layout, style) {
   for (let rank = 0; rank < data.ranks; rank += every)
     context.fillText(`${layout.panel.row} ${rank}`, left - 8 - (lanes ? NAME : 0), layout.y(rank, middle));
   if (lanes) nameLanes(context, parts, lanes.names);
-  const room = paintNumbers(context, layout);
+  const { room, placed } = paintNumbers(context, layout);
   context.font = `bold 12px ${FONT}`;
   context.textAlign = "left";
   context.fillText(shortened(context, layout.heading, room), left, 12);
@@ -77,30 +79,41 @@ export function paint(context, layout, style) {
     context.font = `10px ${FONT}`;
     context.textAlign = "left";
     context.fillStyle = ink;
-    data.peaks.forEach((peak, rank) => context.fillText(`peak ${peak}`, right + 6, layout.y(rank, lanes ? 0.87 : 0.82)));
+    data.peaks.forEach((part, rank) => {
+      const [text, y] = [textOf(part), layout.y(rank, (layout.row.strip + layout.row.floor) / 2)];
+      context.fillText(text, right + 6, y);
+      placed.push({ part, left: right + 6, y, width: context.measureText(text).width, aside: true });
+    });
     paintScale(context, layout, style);
   }
+  return placed;
 }
 
 /**
- * Write the numbers at the right, in columns, and return the width that remains for the heading. Columns that do not fit
- * are left out, from the right.
+ * Write the numbers at the right, in columns, and return where they are and the width that remains for the heading. Columns
+ * that do not fit are left out, from the right.
  * @param {Context} context
  * @param {Layout} layout
  */
 function paintNumbers(context, { width, left, top, lines, room }) {
   context.font = `12px ${FONT}`;
   context.textAlign = "right";
-  const columns = lines[0].map((_, k) => largest(lines.map((line) => context.measureText(line[k]).width)));
+  const widths = lines.map((line) => line.map((part) => context.measureText(textOf(part)).width));
+  const columns = lines[0].map((_, k) => largest(widths.map((line) => line[k])));
   const gap = context.measureText("    ").width;
   const taken = () => columns.reduce((sum, each) => sum + each + gap, -gap);
   while (columns.length > 2 && taken() > width - 16) columns.pop();
+  /** @type {Placed[]} */
+  const placed = [];
   lines.forEach((line, row) => {
+    const y = top - 14 - LINE * (lines.length - 1 - row);
     let x = width - 8;
-    for (let k = columns.length - 1; k >= 0; x -= columns[k--] + gap)
-      context.fillText(line[k], x, top - 14 - LINE * (lines.length - 1 - row));
+    for (let k = columns.length - 1; k >= 0; x -= columns[k--] + gap) {
+      context.fillText(textOf(line[k]), x, y);
+      placed.push({ part: line[k], left: x - widths[row][k], y, width: widths[row][k] });
+    }
   });
-  return room ?? width - 24 - left - taken();
+  return { room: room ?? width - 24 - left - Math.max(0, taken()), placed: placed.toReversed() };
 }
 
 /**

@@ -11,7 +11,8 @@ import { placeTip } from "./words.js";
  * @typedef {import("./model.js").View} View
  * @typedef {{ panel: number, lane: number, i?: number, gap?: Gap }} Focus the box or gap under the pointer or the keyboard;
  *   lane 1 is that of an outline
- * @typedef {{ holder: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[] }} Place
+ * @typedef {{ holder: HTMLElement, numbers: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[] }}
+ *   Place `numbers` holds buttons that lie over those in the picture
  */
 
 /**
@@ -88,8 +89,9 @@ export function createPlace(figure, n) {
   holder.addEventListener("keydown", (event) => press(figure, event, n));
   holder.addEventListener("focus", () => figure.explain());
   holder.addEventListener("blur", () => (figure.tip.hidden = true));
-  figure.stack.append(holder);
-  return { holder, base, over, painted: [] };
+  const numbers = element("div", { class: "ppedu-over" });
+  figure.stack.append(holder, numbers);
+  return { holder, numbers, base, over, painted: [] };
 }
 
 /**

@@ -4,6 +4,7 @@
 import { insideBlock } from "./block.js";
 import { button, code, element, options } from "./elements.js";
 import { Figure } from "./figure.js";
+import { tell } from "./why.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
@@ -19,7 +20,7 @@ import { Figure } from "./figure.js";
  * @property {[string, string][]} levels names and titles
  * @property {string} level
  * @property {string[]} can
- * @property {string} goal
+ * @property {import("./why.js").Part[]} goal
  * @property {string} best
  * @property {string} rules
  * @property {string} note
@@ -163,7 +164,7 @@ export function puzzle(root, look, send) {
     levels.replaceChildren(...options(state.levels));
     levels.value = state.level;
     for (const each of commands) each.disabled = !state.can.includes(each.dataset.do ?? "");
-    goal.textContent = state.goal;
+    goal.replaceChildren(...tell(state.goal));
     Object.assign(best, { textContent: state.best, title: state.rules });
     note.textContent = state.note;
     if (state.built) {

@@ -136,8 +136,7 @@ function svg(figure, width, parts) {
     return context.text().replace("<svg ", `<svg y="${y - part.height}" `);
   });
   const size = `width="${width}" height="${y}" viewBox="0 0 ${width} ${y}"`;
-  const space = 'xml:space="preserve"'; // several spaces separate the numbers
-  const text = `<svg xmlns="http://www.w3.org/2000/svg" ${size} ${space}>${inner.join("")}</svg>`;
+  const text = `<svg xmlns="http://www.w3.org/2000/svg" ${size}>${inner.join("")}</svg>`;
   return new Blob([text], { type: "image/svg+xml" });
 }
 

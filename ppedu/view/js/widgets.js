@@ -5,6 +5,7 @@ import { chart } from "./chart.js";
 import { element } from "./elements.js";
 import { Figure } from "./figure.js";
 import { pretty } from "./model.js";
+import { tell } from "./why.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
@@ -16,7 +17,7 @@ import { pretty } from "./model.js";
  * @property {(state: any) => void} update show another state
  * @property {(answer: any) => void} [receive] handle a message from Python
  *
- * @typedef {Stack & { table: string[][], points: [string, number, number][] }} CompareState
+ * @typedef {Stack & { table: import("./why.js").Part[][], points: [string, number, number][] }} CompareState
  * @typedef {Stack & { points: [string, number, number, string][], axis: string, note: string }} FrontierState
  * @typedef {Stack & { losses: (number | null)[], steps: number }} LiveState
  */
@@ -68,12 +69,21 @@ export function plain(root, look) {
 /**
  * A row of a table: of its head, or with a head in its first column.
  * @param {"th" | "td"} tag
- * @param {string[]} cells
+ * @param {import("./why.js").Part[]} cells
  */
 function tableRow(tag, [first, ...rest]) {
   const scope = tag === "th" ? "col" : "row";
-  const others = rest.map((cell) => element(tag, tag === "th" ? { scope } : {}, cell));
-  return element("tr", {}, element("th", { scope }, first), ...others);
+  const others = rest.map((cell) => element(tag, tag === "th" ? { scope } : {}, ...tell([cell])));
+  return element("tr", {}, element("th", { scope }, ...tell([first])), ...others);
+}
+
+/**
+ * A table whose first row is its head.
+ * @param {import("./why.js").Part[][]} rows
+ */
+export function tableOf([head, ...rows]) {
+  const body = element("tbody", {}, ...rows.map((row) => tableRow("td", row)));
+  return element("table", {}, element("thead", {}, tableRow("th", head)), body);
 }
 
 /**
@@ -90,11 +100,9 @@ export function compare(root, look) {
   /** @param {CompareState} state */
   function update(state) {
     figure.update(state);
-    const [head, ...rows] = state.table;
-    const body = element("tbody", {}, ...rows.map((row) => tableRow("td", row)));
     const points = state.points.map(([name, peak, bubble]) => ({ name, x: peak, y: bubble }));
     const axes = { x: { label: "peak activations", format: pretty }, y: { label: "bubble", format: percent } };
-    below.replaceChildren(element("table", {}, element("thead", {}, tableRow("th", head)), body), chart(points, axes));
+    below.replaceChildren(tableOf(state.table), chart(points, axes));
   }
   return { figure, update };
 }
