@@ -1,6 +1,6 @@
 // The page around the widgets. Python runs in a worker; what it answers is shown here, as text or by a widget.
 import { Python } from "./python.js";
-import { mount, savedName } from "./widgets.js";
+import { mount, savedName, tableOf, tell } from "./widgets.js";
 
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
 const [tabs, form, shown, status, stop, report] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report"].map(find);
@@ -71,6 +71,7 @@ function display(answer) {
     widget = answer.state ? mount(shown, answer.state, (/** @type {any} */ message) => ask({ widget: message })) : null;
     shape = answer.state?.kind ?? "";
   }
+  find("#examples").replaceChildren("Start from: ", ...answer.examples.flatMap(example));
   report.replaceChildren(...(answer.report ?? []).map(paragraph));
   report.insertAdjacentHTML("beforeend", answer.picture ?? "");
   remember(String(answer.link));
@@ -102,12 +103,21 @@ function open(to) {
 /** Return the address of the open view. */
 const address = () => `${location.href.split("#")[0]}#${link}`;
 
-/** Return an element with a paragraph, or with a table of several lines. @param {unknown} text */
-function paragraph(text) {
-  const table = String(text).includes("\n");
-  const node = Object.assign(document.createElement(table ? "pre" : "p"), { textContent: String(text) });
-  if (table) node.tabIndex = 0; // it may be wider than the page, and then scrolls
+/** Return an element with a paragraph, with several lines as they are, or with a table. @param {any} told */
+function paragraph(told) {
+  const table = told.rows ?? null;
+  const lines = typeof told === "string" && told.includes("\n");
+  const node = document.createElement(lines ? "pre" : table ? "div" : "p");
+  if (table) node.className = "ppedu"; // looks as in a widget
+  if (table || lines) node.tabIndex = 0; // it may be wider than the page, and then scrolls
+  node.append(...(table ? [tableOf(table)] : tell(told)));
   return node;
+}
+
+/** Return a link to an example, after a separator if it is not the first. @param {any} each @param {number} place */
+function example([text, to], place) {
+  const node = Object.assign(document.createElement("a"), { href: `#${to}`, textContent: String(text) });
+  return place ? [" · ", node] : [node];
 }
 
 /** @param {string} text */

@@ -28,7 +28,7 @@ NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view",
 BOARD = ("course/__init__.py", "course/board", "course/progress_file.py")
 # The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.
 PROGRAMS = {
-    "playground": (("playground", "said"), (*NO_RANKS, *BOARD), ()),
+    "playground": (("playground", "examples", "reasons", "said"), (*NO_RANKS, *BOARD), ()),
     "cells": (
         ("cells", "absent", "record", "said"),
         (*NO_RANKS, "cells", "cli", "course", "engine", "launch", "notebook.py", "run.py"),

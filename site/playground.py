@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from examples import EXAMPLES
+from reasons import Paragraph, of_entry, of_plan, summary
 from said import OWN_CODE, said
 
 import ppedu as pp
@@ -18,7 +20,7 @@ from ppedu.core import ParseError, PipelineError, Placement, Schedule, SettingEr
 from ppedu.course.board.puzzle import Puzzle, puzzle
 from ppedu.planning.question import EXAMPLE, read
 from ppedu.search.atlas import PLACEMENTS, atlas
-from ppedu.sim import Costs, Timeline, simulate_partial
+from ppedu.sim import Costs, simulate_partial
 from ppedu.view.explore import Explore, explore
 from ppedu.view.interactive import Interactive, compare, differences
 from ppedu.view.knot import picture
@@ -50,7 +52,7 @@ class Answer:
     """The answer of a view: a widget, sentences, and the same in Python."""
 
     widget: Interactive | None = None
-    report: list[str] = field(default_factory=list)
+    report: list[Paragraph] = field(default_factory=list)
     code: str = ""
     picture: str = ""  # HTML, below the sentences
 
@@ -88,13 +90,6 @@ def costs_of(text: str) -> Costs:
         raise SettingError(f'costs are written as "forward=1, backward=2, latency=0.1"; got {text!r}') from None
 
 
-def summary(timeline: Timeline) -> list[str]:
-    """Return the numbers of a timeline and the causes of its bubble, in sentences."""
-    causes = {cause: share for cause, share in timeline.causes().items() if abs(share) >= 0.0005}
-    parts = ", ".join(f"{cause} {share:.1%}" for cause, share in causes.items())
-    return [timeline.summary() + ".", f"The bubble is made up of {parts}." if parts else "There is no bubble."]
-
-
 def show_explore(inputs: Inputs) -> Answer:
     settings: dict[str, Any] = {key: value for key, value in inputs.items() if key != "schedule"}
     return Answer(explore(inputs.get("schedule", "1f1b"), **settings))
@@ -108,7 +103,7 @@ def show_write(inputs: Inputs) -> Answer:
         timeline = pp.simulate(made, costs)
         return Answer(Interactive(Panel(timeline)), ["The schedule is legal.", *summary(timeline)], code)
     more = len(problems) - MOST_SHOWN
-    report = [f"The schedule is not legal: {len(problems)} problem{'s' if len(problems) > 1 else ''}."]
+    report: list[Paragraph] = [f"The schedule is not legal: {len(problems)} problem{'s' if len(problems) > 1 else ''}."]
     report += [str(each) for each in problems[:MOST_SHOWN]] + ([f"… and {more} more."] if more > 0 else [])
     return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code, picture(made))
 
@@ -192,10 +187,9 @@ def show_atlas(inputs: Inputs) -> Answer:
     memory = inputs["memory"].strip()
     entry = atlas(*sizes, int(memory) if memory.isdigit() else None, inputs["placement"])
     timeline = pp.simulate(entry.schedule, entry.costs)
-    proof = f"proven by {' and '.join(entry.proofs)}" if entry.status == "optimal" else f"at least {entry.bound}"
-    report = [f"The best makespan in a memory of {entry.memory}: {entry.makespan}, {proof}.", *summary(timeline)]
     given = f"{sizes[0]}, {sizes[1]}, {memory or None}, {inputs['placement']!r}"
     code = f"import ppedu as pp\nfound = pp.search.atlas({given})"
+    report = of_entry(entry, timeline)
     return Answer(Interactive(Panel(timeline)), report, f"{code}\npp.simulate(found.schedule, found.costs).show()")
 
 
@@ -208,7 +202,7 @@ def show_plan(inputs: Inputs) -> Answer:
         except PipelineError as error:
             raise ParseError(str(error).replace(repr(str(path)), "the question")) from None
     found = pp.plan(**{"seconds": LONGEST, **asked})
-    return Answer(Interactive(Panel(found.best.timeline())), [str(found)], PLAN.format(inputs["question"].strip()))
+    return Answer(Interactive(Panel(found.best.timeline())), of_plan(found), PLAN.format(inputs["question"].strip()))
 
 
 NAMES = tuple(pp.schedules())
@@ -315,6 +309,7 @@ class Playground:
             "picture": made.picture,
             "code": code,
             "link": encode(self.view, self._changed()),
+            "examples": [[text, encode(self.view, inputs)] for text, inputs in EXAMPLES[self.view].items()],
         }
 
     def _changed(self) -> Inputs:

@@ -1,2 +1,4 @@
 export { mount } from "../ppedu/view/js/mount.js";
 export { savedName } from "../ppedu/view/js/saving.js";
+export { tableOf } from "../ppedu/view/js/widgets.js";
+export { tell } from "../ppedu/view/js/why.js";

@@ -208,6 +208,13 @@ def test_a_link_shows_the_playground_first(visit):
     expect(page.locator(".count")).to_contain_text("GB")
 
 
+REASONS = {  # by view: a number in its tables and sentences, and words that it opens
+    "compare": ("48", "8 microbatches × 3 × 2"),
+    "plan": ("best", "fits in memory"),
+    "proven best": ("intervals and counters", "no schedule is shorter"),
+}
+
+
 def test_every_view_has_a_link_and_no_fault(playground):
     page = playground
     for name in ("compare", "differences", "puzzle", "plan", "proven best", "write your own", "explore"):
@@ -218,6 +225,44 @@ def test_every_view_has_a_link_and_no_fault(playground):
         expect(page.locator("#status")).to_have_text("")
         faults = Axe().run(page).response["violations"]
         assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
+        if name in REASONS:
+            number, said = REASONS[name]
+            page.locator("main table, #report p").get_by_role("button", name=number).first.click()
+            expect(page.locator(".ppedu-reason:popover-open")).to_contain_text(said)
+            page.keyboard.press("Escape")
+
+
+def test_a_number_says_where_it_comes_from(playground):
+    page = playground
+    page.get_by_role("tab", name="explore").click()
+    words = page.locator(".ppedu-reason:popover-open")
+    for number, said in (
+        (page.locator(".ppedu-note").get_by_role("button", name="27.3%").first, "36 / 132 = 3 / 11 = 27.3%"),
+        (page.get_by_role("button", name="makespan 33"), "11 F take 11 and 11 B take 22"),
+    ):
+        number.click()
+        expect(words).to_contain_text(said)
+        expect(words.get_by_role("link", name="arXiv 2104.04473")).to_have_attribute(
+            "href", "https://arxiv.org/abs/2104.04473"
+        )
+        above, below = number.bounding_box(), words.bounding_box()
+        assert below["y"] >= above["y"] + above["height"] or above["y"] >= below["y"] + below["height"]
+        assert [each["id"] for each in Axe().run(page).response["violations"]] == []
+        page.keyboard.press("Escape")
+        expect(words).to_have_count(0)
+        expect(number).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(words).to_be_visible()
+        page.mouse.click(5, 5)
+        expect(words).to_have_count(0)
+
+
+def test_an_example_opens(playground):
+    page = playground
+    page.get_by_role("tab", name="write your own").click()
+    page.get_by_role("link", name="a deadlock").click()
+    expect(page.locator("#report")).to_contain_text("The schedule is not legal")
+    expect(page.get_by_label("a generator, or a line of actions")).to_have_value(re.compile("^0F0"))
 
 
 def test_a_change_is_undone(playground):

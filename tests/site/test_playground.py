@@ -20,6 +20,7 @@ from ppedu.zoo.registry import published
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "site"))
 import playground
+from examples import EXAMPLES
 from playground import VIEWS, Playground
 
 NAMES = [name for name, entry in published().items() if not entry.forward_only]
@@ -143,6 +144,62 @@ def test_an_illegal_schedule_is_drawn_as_far_as_it_goes_with_the_reasons():
 def test_what_is_wrong_is_said_in_a_sentence(inputs, says):
     answer = ask(Playground(), view="write", inputs=inputs)
     assert says in answer["wrong"] and "\n" not in answer["wrong"] and "Traceback" not in answer["wrong"]
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """The answer to each example's link, by its words; but for those that open as the view does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(playground, "LONGEST", 0.2)
+        changed = [(view, words) for view, each in EXAMPLES.items() for words, inputs in each.items() if inputs]
+        return {words: ask(Playground(), open=link.encode(view, EXAMPLES[view][words])) for view, words in changed}
+
+
+def test_every_example_opens_in_its_view(examples):
+    assert EXAMPLES.keys() == VIEWS.keys() and all(2 <= len(each) <= 5 for each in EXAMPLES.values())
+    for view, inputs in EXAMPLES.items():
+        for words, answer in ((words, examples[words]) for words in inputs if inputs[words]):
+            assert answer["view"] == view and answer["state"], answer
+            assert [words, link.encode(view, inputs[words])] in answer["examples"]
+            fields = {each.name for each in VIEWS[view][1]}
+            assert not fields or inputs[words].keys() <= fields
+
+
+def test_the_examples_show_what_their_words_say(examples):
+    def shown(words):
+        """Return makespan, bubble and peak activations of each timeline as numbers."""
+        panels = examples[words]["state"]["panels"]
+        return [[float(re.search(r"[\d.]+", text)[0]) for text, *_ in panel["numbers"]] for panel in panels]
+
+    assert shown("a bubble of 75%")[0][1] == 75
+    assert shown("interleaving halves the bubble")[0][0] - 24 == 9 / 2  # 1F1B waits for 9
+    assert shown("what GPipe holds")[0][2] == 16
+    (_, gpipe, most), (_, one_f_one_b, least) = shown("GPipe and 1F1B: the same bubble, less memory")
+    assert gpipe == one_f_one_b and most > least
+    times, _, memories = zip(*shown("the V schedules: time for memory"), strict=True)
+    assert [*times] == sorted(times, reverse=True) and [*memories] == sorted(memories)
+    ((makespan, _, held),) = shown("faster than 1F1B, in less memory")
+    rival = pp.simulate(pp.schedule("1f1b", 4, 8))
+    assert makespan < rival.makespan and held < max(rival.peak_activations)
+    assert examples["1F1B by hand"]["report"][0] == "The schedule is legal."
+    assert examples["a deadlock"]["report"][0] == "The schedule is not legal: 1 problem."
+
+
+def test_the_numbers_of_a_plan_say_where_they_come_from(examples):
+    rows = examples["Llama 3 70B on 4 × 8 H100"]["report"][1]["rows"]
+    assert len(rows) > 2
+    for row in rows[1:]:
+        cells = dict(zip(rows[0], row, strict=True))
+        sizes, total = re.search(r"In GB: (.*) = ([\d.]+)\.", cells["GB"][1][1]).groups()
+        assert sum(map(float, re.findall(r"\d+\.\d+", sizes))) == pytest.approx(float(total), abs=0.06)
+        length, idle = re.search(r"4 ranks × ([\d.]+) s = .*They wait for ([\d.]+) s", cells["bubble"][1][1]).groups()
+        assert float(idle) / 4 / float(length) == pytest.approx(float(cells["bubble"][0][:-1]) / 100, abs=1e-3)
+        gpus, peak, seconds = map(
+            float, re.search(r"/ \((\d+) GPUs × (\S+) per second × (\S+) s", cells["MFU"][1][1]).groups()
+        )
+        flops = float(re.search(r"32 × (\S+) /", cells["MFU"][1][1])[1])
+        assert 32 * flops / (gpus * peak * seconds) == pytest.approx(float(cells["MFU"][0][:-1]) / 100, rel=2e-3)
+        assert 8192 * 32 / seconds == pytest.approx(float(cells["tokens/s"][0].replace(",", "")), rel=1e-3)
 
 
 def test_questions_that_the_page_does_not_ask():
