@@ -75,6 +75,7 @@ def _state(tall: int, timelines: dict[str, Timeline]) -> dict[str, Any]:
     state = Stack([Panel(each, title=title) for title, each in timelines.items()], bare=bare).state()
     for panel, title in zip(state["panels"], timelines, strict=True):
         panel |= {"heading": title, "numbers": [], "axis": "time →", "row": "GPU", "tall": tall, "path": []}
+        panel["peaks"] = [peak.text for peak in panel["peaks"]]
         panel["summary"] = _plain(panel["summary"])
         panel["gaps"] = [[*times, _plain(why)] for *times, why in panel["gaps"]]
     if not bare:
