@@ -54,7 +54,9 @@ function number([text, said, sources], shown, attributes = {}) {
  * @param {[string, string][]} sources
  */
 function paragraphs(said, sources) {
-  const links = sources.flatMap(([name, at]) => [" ", element("a", { href: `https://${at}`, target: "_blank", rel: "noopener" }, name)]);
+  const links = sources.flatMap(([name, at], place) => {
+    return [place ? ", " : " ", element("a", { href: `https://${at}`, target: "_blank", rel: "noopener" }, name)];
+  });
   const all = said.map((sentence) => element("p", {}, sentence));
   return links.length ? [...all, element("p", {}, "Source:", ...links)] : all;
 }
