@@ -76,7 +76,7 @@ def earliest_times(
 
 
 def table(schedule: Schedule) -> str:
-    """Return the lockstep grid of `align` as text: a line for each step, a column for each rank, a dot for idle.
+    """Return the lockstep grid of `align` as text: a line for each slot, a column for each rank, a dot for idle.
 
     If ranks get stuck, a last line marks the action at which each one does with ✗. The problems of an illegal schedule
     follow, in lines of at most 100 characters.
@@ -85,9 +85,9 @@ def table(schedule: Schedule) -> str:
         SettingError: `schedule` is not a Schedule, or it is lowered.
     """
     grid = align(schedule)
-    rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
-    for step, actions in enumerate(zip(*grid, strict=True)):
-        rows.append([str(step), *(str(action or "·") for action in actions)])
+    rows = [["slot", *(f"rank {rank}" for rank in range(schedule.ranks))]]
+    for slot, actions in enumerate(zip(*grid, strict=True)):
+        rows.append([str(slot), *(str(action or "·") for action in actions)])
     if blocked := schedule.replay.blocked:
         stuck = {rank: f"✗ {schedule.orders[rank][index]}" for rank, (index, _) in blocked.items()}
         rows.append([str(len(rows) - 1), *(stuck.get(rank, "·") for rank in range(schedule.ranks))])

@@ -183,7 +183,7 @@ class Schedule:
         return hooks.call("display", self)
 
     def table(self) -> str:
-        """Return the lockstep table: a line for each step, a column for each rank, ✗ at an action that gets stuck.
+        """Return the lockstep table: a line for each slot, a column for each rank, ✗ at an action that gets stuck.
 
         Raises:
             SettingError: The schedule is lowered.

@@ -420,7 +420,7 @@ def test_a_grid_has_no_messages():
 
 def test_the_table_of_a_legal_schedule():
     assert table(pp.schedule("1f1b", 2, 2)) == (
-        "step  rank 0  rank 1\n"
+        "slot  rank 0  rank 1\n"
         "0     0F0     ·\n"
         "1     0F1     1F0\n"
         "2     ·       1B0\n"
@@ -433,7 +433,7 @@ def test_the_table_of_a_legal_schedule():
 def test_the_table_of_an_illegal_schedule_marks_stuck_actions_and_lists_problems():
     schedule = read("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "2F0 2B0 2F1 2B1", microbatches=2)
     assert table(schedule) == (
-        "step  rank 0  rank 1  rank 2\n"
+        "slot  rank 0  rank 1  rank 2\n"
         "0     0F0     ·       ·\n"
         "1     ✗ 0B0   ✗ 1F1   ✗ 2F0\n"
         "deadlock: rank 0 waits at position 1 (0B0) for 1B0 of rank 1, rank 1 waits at position 0 (1F1) for\n"

@@ -42,7 +42,7 @@ def test_every_other_drawn_action_is_rejected(told):
             for word in line.replace("·", "").split():
                 if (rank, word) not in FAULTS[name]:
                     message = told("04.1", verdicts(**{name: (rank, word)}))
-                    assert f"In {name} rank {rank} runs {word} in step" in message
+                    assert f"In {name} rank {rank} runs {word} in slot" in message
 
 
 def test_an_independent_checker_finds_only_the_orders_of_c_and_e_legal():
@@ -63,24 +63,24 @@ WRONG["04.1"] = {
     "A for legal": (verdicts(A="legal"), "4 of your 5 verdicts are right."),
     "C, as it waits so long": (
         verdicts(C=(0, "0F2")),
-        "4 of your 5 verdicts are right. In C rank 0 runs 0F2 in step 6, and that is legal: it holds stage 0, and it "
+        "4 of your 5 verdicts are right. In C rank 0 runs 0F2 in slot 6, and that is legal: it holds stage 0, and it "
         "depends on no other action.",
     ),
     "C, as its backward is so early": (
         verdicts(C=(2, "2B0")),
-        "In C rank 2 runs 2B0 in step 3, and that is legal: it holds stage 2, and its dependencies have run "
-        "before, 2F0 in step 2.",
+        "In C rank 2 runs 2B0 in slot 3, and that is legal: it holds stage 2, and its dependencies have run "
+        "before, 2F0 in slot 2.",
     ),
     "A, what comes instead": (
         verdicts(A=(0, "0B2")),
-        "In A rank 0 runs 0B2 in step 9, and that is legal: it holds stage 0, and its dependencies have run "
-        "before, 0F2 in step 2 and 1B2 in step 8.",
+        "In A rank 0 runs 0B2 in slot 9, and that is legal: it holds stage 0, and its dependencies have run "
+        "before, 0F2 in slot 2 and 1B2 in slot 8.",
     ),
     "E, what 0B2 needs": (
         verdicts(E=(1, "1B2")),
-        "legal: it holds stage 1, and its dependencies have run before, 1F2 in step 5 and 2B2 in step 7.",
+        "legal: it holds stage 1, and its dependencies have run before, 1F2 in slot 5 and 2B2 in slot 7.",
     ),
-    "D, the other end of the cycle": (verdicts(D=(1, "1B0")), "In D rank 1 runs 1B0 in step 3, and that is legal:"),
+    "D, the other end of the cycle": (verdicts(D=(1, "1B0")), "In D rank 1 runs 1B0 in slot 3, and that is legal:"),
     "what is lost, on the wrong rank": (
         verdicts(A=(0, "1B1")),
         "In A rank 0 does not run 1B1, and does not have to: it holds stage 0.",

@@ -212,9 +212,9 @@ def _why_no_fault(timeline: Timeline, rank: int, action: Action) -> str:
         held = f"stage{'s'[: len(stages) - 1]} {enumerated(map(str, stages))}"
         where = f"; rank {ran[action][0]} runs it" if action in ran else ""
         return f"In {own.name} rank {rank} does not run {action}, and does not have to: it holds {held}{where}"
-    before = enumerated(f"{span.action} in step {span.start}" for span in _needed(timeline, action))
+    before = enumerated(f"{span.action} in slot {span.start}" for span in _needed(timeline, action))
     ready = f"its dependencies have run before, {before}" if before else "it depends on no other action"
-    when = f"In {own.name} rank {rank} runs {action} in step {ran[action][1]}"
+    when = f"In {own.name} rank {rank} runs {action} in slot {ran[action][1]}"
     return f"{when}, and that is legal: it holds stage {action.stage}, and {ready}"
 
 
