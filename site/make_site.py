@@ -4,7 +4,9 @@ import argparse
 import gzip
 import json
 import shutil
+import subprocess
 import zipfile
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -43,7 +45,9 @@ FONT = "source-serif-4"
 TEXT = (".html", ".css", ".js")
 SHARED = ("look.css", "python.js", "widgets.css", "widgets.js")  # what the lessons' scripts and styles use
 FACES = ("400-normal", "400-italic", "600-normal")
-PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+PYODIDE = HERE.parent / "node_modules" / "pyodide"
+PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+LOCK = "pyodide-lock.json"  # names packages to download, of which the page may not have any
 
 
 def build(target: Path) -> None:
@@ -51,7 +55,14 @@ def build(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     (target / "pyodide").mkdir(parents=True)
     for name in PYTHON:
-        shutil.copy(HERE.parent / "node_modules" / "pyodide" / name, target / "pyodide" / name)
+        shutil.copy(PYODIDE / name, target / "pyodide" / name)
+    lock = json.loads((PYODIDE / LOCK).read_text(encoding="utf-8")) | {"packages": {}}
+    (target / "pyodide" / LOCK).write_text(json.dumps(lock), encoding="utf-8")
+    for program in PROGRAMS:
+        with zipfile.ZipFile(target / f"{program}.zip", "w") as archive:
+            for name, path in _contents(program):
+                archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    compiling = subprocess.Popen(["node", HERE / "compiled.mjs", target.resolve()])  # meanwhile:
     for name in COPIED:
         shutil.copy(HERE / name, target / name)
     (target / "index.html").write_text(story.page((HERE / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
@@ -64,24 +75,27 @@ def build(target: Path) -> None:
     (target / "first.svg").write_bytes(picture(display(first).stack, "svg"))
     gallery.write(target / "schedules")
     book.write(target / "book")
-    for program, (names, packages, files) in PROGRAMS.items():
-        with zipfile.ZipFile(target / f"{program}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in names:
-                archive.write(HERE / f"{name}.py", f"{name}.py")
-            if "record" in names:
-                archive.write(HERE / FILE, FILE)
-            for name in files:
-                archive.write(HERE.parent / "notebooks" / name, name)
-            for given in (PACKAGE / each for each in packages):
-                for path in [given] if given.is_file() else sorted(given.rglob("*")):
-                    if path.suffix in (".py", ".txt"):
-                        archive.write(path, path.relative_to(PACKAGE.parent))
+    if compiling.wait():
+        raise SystemExit("The Python of the site cannot be compiled.")
     version = sha256()
     for path in sorted(path for path in target.rglob("*") if path.is_file()):
         version.update(path.read_bytes())
     worker = (HERE / "sw.js").read_text(encoding="utf-8").replace("%VERSION%", f"ppedu-{version.hexdigest()[:16]}")
     (target / "sw.js").write_text(worker.replace("%BOOK%", json.dumps(_kept(target))), encoding="utf-8")
     classroom.write(target)
+
+
+def _contents(program: str) -> Iterator[tuple[str, Path]]:
+    """Yield the name of each file in a program's archive, and the file."""
+    names, packages, files = PROGRAMS[program]
+    yield from ((f"{name}.py", HERE / f"{name}.py") for name in names)
+    if "record" in names:
+        yield FILE, HERE / FILE
+    yield from ((name, HERE.parent / "notebooks" / name) for name in files)
+    for given in (PACKAGE / each for each in packages):
+        for path in [given] if given.is_file() else sorted(given.rglob("*")):
+            if path.suffix in (".py", ".txt"):
+                yield path.relative_to(PACKAGE.parent).as_posix(), path
 
 
 def _write_look(target: Path) -> None:

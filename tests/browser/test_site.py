@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.request
 import zipfile
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -283,6 +284,31 @@ def test_a_link_made_in_python_opens_the_same_picture(playground, address):
     follow(playground, timeline.link(address).partition("#")[2])
     expect(playground.locator("#report")).to_contain_text(f"makespan {float(timeline.makespan):g}")
     assert playground.get_by_label("a generator, or a line of actions").input_value().startswith("0F0,")
+
+
+def test_a_first_visit_takes_few_bytes(folder):
+    """As a web server sends them, all files but those of the book, the gallery and the lessons' Python."""
+    others = {"book", "schedules", "cells.zip"}
+    files = [path for each in folder.iterdir() if each.name not in others for path in (each, *each.rglob("*"))]
+    read = {path: serve.compressed if path.suffix in serve.COMPRESSED else Path.read_bytes for path in files}
+    assert sum(len(read[path](path)) for path in files if path.is_file()) < 6.5e6
+
+
+PLAUSIBLE = """
+import ast, asyncio, base64, bisect, calendar, collections, concurrent.futures, contextlib, copy, csv, dataclasses, \\
+    datetime, decimal, enum, fractions, functools, graphlib, hashlib, heapq, html, inspect, io, itertools, json, \\
+    logging, math, numbers, operator, os, pathlib, pickle, pprint, queue, random, re, secrets, shlex, statistics, \\
+    string, struct, subprocess, sys, tempfile, textwrap, threading, time, timeit, traceback, types, typing, warnings
+
+def mine(rank, ranks, microbatches):
+    help(min)
+    raise ValueError("after all imports")
+"""
+
+
+def test_a_reader_can_import_what_a_schedule_may_need(playground):
+    run(playground, PLAUSIBLE)
+    expect(playground.locator("#status")).to_contain_text("after all imports")
 
 
 def test_a_wrong_and_a_stuck_schedule(playground):
