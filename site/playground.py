@@ -253,7 +253,7 @@ class Playground:
 
     def ask(self, question: str) -> str:
         """Return the answer to a question of the page; both are JSON."""
-        return json.dumps(self.answer(json.loads(question)))
+        return json.dumps(self.answer(json.loads(question)), separators=(",", ":"))
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return what to show, or a sentence about what is wrong.

@@ -120,8 +120,9 @@ class Reasons:
 
     def _last_send(self, place: Place) -> Result | None:
         """Return the result in the message that a rank waits for at last before a span, if it sends this one."""
-        sent = [carried(message) for message in map(awaited, self.waits.get(place, ())) if message.op in SEND]
-        if not sent or not self.trips:
+        waits = self.waits.get(place, ()) if self.trips else ()
+        sent = [carried(message) for message in map(awaited, waits) if message.op in SEND]
+        if not sent:
             return None
         last = max(sent, key=lambda result: self.trips[result].end)
         others = (self._arrival(cause, place) for cause in self.waited_for(place))

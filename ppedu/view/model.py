@@ -5,6 +5,7 @@ Needs only the standard library.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -156,9 +157,18 @@ class Panel:
     def sources(self) -> list[list[int]]:
         """For each box, the indices of the boxes whose results it requires."""
         placement = self.timeline.schedule.placement
-        actions = [Action(box.stage, box.op, box.microbatch) for box in self.boxes]
-        maker = {result: index for index, action in enumerate(actions) for result in produces(action)}
-        return [[maker[result] for result in requires(action, placement) if result in maker] for action in actions]
+        made: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # by result: its boxes by microbatch
+        needed: dict[tuple[int, Op], list[dict[int, int]]] = {}  # by stage and op
+        for stage, op in {(box.stage, box.op) for box in self.boxes}:
+            needed[stage, op] = [made[kind, maker] for kind, maker, _ in requires(Action(stage, op, 0), placement)]
+        results = {key: [made[kind, key[0]] for kind, _, _ in produces(Action(*key, 0))] for key in needed}
+        for index, box in enumerate(self.boxes):
+            for indices in results[box.stage, box.op]:
+                indices[box.microbatch] = index
+        return [
+            [indices[box.microbatch] for indices in needed[box.stage, box.op] if box.microbatch in indices]
+            for box in self.boxes
+        ]
 
     @cached_property
     def gaps(self) -> list[tuple[int, Any, Any, str]]:
@@ -187,7 +197,7 @@ class Panel:
     def _floats(self) -> Timeline:
         """The timeline with floats instead of fractions, which are slow. Equal times stay equal."""
         timeline = self.timeline
-        if not any(isinstance(span.end, Fraction) for row in timeline.rows for span in row):
+        if Fraction not in {type(span.end) for row in timeline.rows for span in row}:
             return timeline
         rows = tuple(tuple(Span(action, *map(float, times)) for action, *times in row) for row in timeline.rows)
         latency, transfer = (each_link(float, each) for each in (timeline.costs.latency, timeline.costs.transfer))
