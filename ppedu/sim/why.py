@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ppedu.core import COMMUNICATION, RECEIVE, SEND, WAITS, Action, Result, produces, requires
+from ppedu.core import COMMUNICATION, RECEIVE, SEND, TRAFFIC, WAITS, Action, Result, produces, requires
 from ppedu.core.dependencies import awaited
 from ppedu.core.numeric import pretty, ratio
 from ppedu.core.placement import other_end
@@ -68,9 +68,11 @@ class Reasons:
         }
         occupied = timeline.source == "simulated" and timeline.costs.transport != "buffered"
         self.trips = trips_of(timeline) if occupied else {}
-        self.waits = dict(self._waits())
+        ops = {action.op for row in timeline.rows for action, _, _ in row}
+        rows = timeline.rows if ops & TRAFFIC else ()  # those with messages
+        self.waits = dict(_waits(rows))
         self.sent = {  # by result, the time from which its message travels, which may be later than its end
-            carried(action): end for row in timeline.rows for action, _, end in row if action.op in SEND
+            carried(action): end for row in rows for action, _, end in row if action.op in SEND
         }
         self.awaited = dict(self._barriers())  # by a rank's first span after a barrier: the last span before it
 
@@ -100,18 +102,6 @@ class Reasons:
             return self._message(cause, place)[1].arrival
         sent = (self.sent.get(need, self[cause].end) for need in self._needs(place) if self.maker.get(need) == cause)
         return max(sent) + self.timeline.costs.delay(cause[0], place[0])
-
-    def _waits(self) -> Iterator[tuple[Place, list[Action]]]:
-        """Yield the waits between a rank's compute spans, each time with the span after them."""
-        for rank, row in enumerate(self.timeline.rows):
-            index, waits = 0, list[Action]()
-            for action, _, _ in row:
-                if action.op in WAITS:
-                    waits.append(action)
-                elif action.computes:
-                    if waits:
-                        yield (rank, index), waits
-                    index, waits = index + 1, []
 
     def _needs(self, place: Place) -> tuple[Result, ...]:
         """Return the results that a span requires, and those that its rank waits for before it."""
@@ -229,6 +219,19 @@ class Reasons:
         """Return times, counted from the timeline's start, as human-readable text: 3–5, or 3–5 ms."""
         factor, unit = self.timeline.readable
         return f"{'–'.join(pretty((each - self.timeline.start) * factor) for each in times)} {unit}".rstrip()
+
+
+def _waits(rows: Sequence[Sequence[Span]]) -> Iterator[tuple[Place, list[Action]]]:
+    """Yield the waits between a rank's compute spans, each time with the span after them."""
+    for rank, row in enumerate(rows):
+        index, waits = 0, list[Action]()
+        for action, _, _ in row:
+            if action.op in WAITS:
+                waits.append(action)
+            elif action.computes:
+                if waits:
+                    yield (rank, index), waits
+                index, waits = index + 1, []
 
 
 def causes(timeline: Timeline) -> dict[str, float]:

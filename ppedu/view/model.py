@@ -142,15 +142,14 @@ class Panel:
         boxes: list[Box] = []
         for rank, row in enumerate(self._floats.rows):
             for step, (action, start, end) in enumerate(row):
-                if not action.computes:
-                    continue
-                left, right, mark = start - zero, end - zero, int((rank, step) in marked)
-                for part, (stage, op, m, _) in enumerate(action.singles, 1):
+                left, right = start - zero, end - zero
+                mark = int((rank, step) in marked) if marked else 0
+                for part, (stage, op, m, _) in enumerate(action.parts or (action,), 1):
                     if op not in COMPUTE:
                         continue
                     copy = int(copies > 1 and m >= split)  # what Placement.copy returns, without a call
                     half = part if action.parts else 0
-                    boxes.append(Box(rank, left, right, op, stage, m, chunks[copy][stage], copy, half, mark))
+                    boxes.append(Box._make((rank, left, right, op, stage, m, chunks[copy][stage], copy, half, mark)))
         return boxes
 
     @cached_property
@@ -199,7 +198,7 @@ class Panel:
         timeline = self.timeline
         if Fraction not in {type(span.end) for row in timeline.rows for span in row}:
             return timeline
-        rows = tuple(tuple(Span(action, *map(float, times)) for action, *times in row) for row in timeline.rows)
+        rows = tuple(tuple(Span(each, float(start), float(end)) for each, start, end in row) for row in timeline.rows)
         latency, transfer = (each_link(float, each) for each in (timeline.costs.latency, timeline.costs.transfer))
         return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=latency, transfer=transfer))
 
