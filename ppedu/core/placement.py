@@ -74,8 +74,9 @@ class Placement:
                 0 1 2 0 1 2, the ranks of stages 0 to 5.
                 "v": down the ranks and back up, a zigzag of `chunks` stages on each rank. On 3 ranks, 2 chunks make
                 0 1 2 2 1 0.
-                "bidirectional": two copies of the model, one from the first rank to the last, one from the last to
-                the first. The first half of the `microbatches`, rounded up, runs through the first copy.
+                "bidirectional": two copies of the model, each a zigzag of `chunks` stages on each rank, one from the
+                first rank, one from the last. The first half of the `microbatches`, rounded up, runs through the first
+                copy.
 
         Raises:
             SettingError: There is no such placement, or a number is not a whole number above 0.
@@ -87,14 +88,11 @@ class Placement:
         up = down[::-1]
         if name == "loop":
             return cls(name, ranks, (down * chunks,))
+        zigzags = [(each * chunks)[: ranks * chunks] for each in (down + up, up + down)]
         if name == "v":
-            return cls(name, ranks, (((down + up) * chunks)[: ranks * chunks],))
-        if chunks != 1:
-            raise SettingError(
-                f"a bidirectional placement has 1 chunk, one stage of each copy on a rank; got {chunks} chunks"
-            )
+            return cls(name, ranks, (zigzags[0],))
         first_half = microbatches - microbatches // 2
-        return cls(name, ranks, (down, up), split=first_half)
+        return cls(name, ranks, (zigzags[0], zigzags[1]), split=first_half)
 
     @classmethod
     def custom(cls, holders: Sequence[int]) -> Placement:

@@ -352,7 +352,7 @@ def _with_fitting_placement(schedule: Schedule) -> Schedule | None:
     chunks, odd = divmod(schedule.stages, schedule.ranks)
     if odd or not any(problem.kind == "rank" for problem in schedule.problems):
         return None
-    for name in ["loop", "v", "bidirectional"] if chunks == 1 else ["loop", "v"]:
+    for name in ("loop", "v", "bidirectional"):
         other = replace(schedule, placement=Placement.make(name, schedule.ranks, chunks, schedule.microbatches))
         if not any(problem.kind == "rank" for problem in other.problems):
             return other

@@ -60,7 +60,7 @@ def _settings(timeline: Timeline, given: Mapping[str, Any]) -> dict[str, str] | 
 def _made(place: Placement, microbatches: int) -> Placement | None:
     """Return the placement with the same name and size, if there is one."""
     with suppress(PipelineError):
-        return Placement.make(place.name, place.ranks, place.chunks if place.copies == 1 else 1, microbatches)
+        return Placement.make(place.name, place.ranks, place.chunks, microbatches)
     return None
 
 

@@ -1,8 +1,8 @@
-"""GEMS and Chimera: two copies of the model in opposite directions, used one after the other or at the same time."""
+"""GEMS, Chimera and BitPipe: two copies of the model in opposite directions, in turns or at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ppedu.core import Action, B, F
 from ppedu.zoo import Facts, register, require_even
@@ -67,12 +67,51 @@ def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """
     require_even("chimera", "ranks", ranks)
     require_even("chimera", "microbatches", microbatches)
+    yield from _woven(microbatches, ranks, ranks, ([rank], [ranks - 1 - rank]))
+
+
+@register(
+    "bitpipe",
+    placement="bidirectional",
+    chunks=2,
+    facts=Facts(
+        "arXiv 2410.19367, figure 2, for p microbatches; more by simulation",
+        idle="(p/2-1)*(B+(m/p-1)*(B-F)) if m % p == 0 and F <= B",
+        sizes=("p % 2 == 0", "m % 2 == 0"),
+        peak="3*p/4+1/2+min(r, p-1-r)/2 if m >= p",
+        price="Every rank holds the weights of four stages, twice its share of the model, and sends twice as often.",
+        used="Its authors trained GPT and BERT with it, in a fork of Megatron-LM (github.com/wuhouming/BitPipe).",
+    ),
+)
+def bitpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """Yield the actions of `rank` in BitPipe: Chimera with a V in each direction (Wu et al., arXiv 2410.19367).
+
+    Each copy of the model is a V, so a rank holds two stages of each. Units of p microbatches follow each other, as in
+    `chimera`, with slots for half as much work. With p microbatches, each rank waits for (p/2-1)B, half as long as in
+    Chimera if F = B. The paper's bubble for more, (p-2)/(3m+p-2), assumes that further units add no idle time. They add
+    (p/2-1)(B-F) each, and in the paper's own figure of two units on 4 ranks it is half of that: there, two forwards of
+    the second unit start before the last backward of the first.
+
+    In a timeline: two sets of Vs, one upside down, woven together.
+
+    Raises:
+        SettingError: The number of ranks or of microbatches is odd.
+    """
+    require_even("bitpipe", "ranks", ranks)
+    require_even("bitpipe", "microbatches", microbatches)
+    last = 2 * ranks - 1
+    yield from _woven(microbatches, ranks, 2 * ranks, ([rank, last - rank], [ranks - 1 - rank, ranks + rank]))
+
+
+def _woven(microbatches: int, ranks: int, stages: int, held: Sequence[Sequence[int]]) -> Iterator[Action]:
+    """Yield a rank's actions in the order of their slots. It holds the stages `held` of each copy, down and up."""
     half = microbatches // 2
-    slots = []  # actions, each with its slot
-    for first, stage in ((0, rank), (half, ranks - 1 - rank)):  # down, then up
+    slots = []
+    for copy, own in enumerate(held):
         for i in range(half):
             unit, position = divmod(i, ranks // 2)
-            start = 2 * ranks * unit + 2 * position  # the slot in which stage 0 runs the forward
-            slots.append((start + stage, F(stage, first + i)))
-            slots.append((start + 2 * ranks - 1 - stage, B(stage, first + i)))
+            start = 2 * stages * unit + 2 * position  # the slot in which stage 0 runs the forward
+            for stage in own:
+                slots.append((start + stage, F(stage, half * copy + i)))
+                slots.append((start + 2 * stages - 1 - stage, B(stage, half * copy + i)))
     yield from (action for _, action in sorted(slots))

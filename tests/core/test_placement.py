@@ -65,9 +65,10 @@ def test_in_two_directions_the_microbatch_decides_the_copy():
     assert [Placement.make("bidirectional", 2, microbatches=3).copy(m) for m in range(3)] == [0, 0, 1]
 
 
-def test_in_two_directions_a_rank_has_one_stage_of_each_copy():
-    with pytest.raises(SettingError, match="one stage of each copy"):
-        Placement.make("bidirectional", 4, chunks=2)
+def test_in_two_directions_there_can_be_a_v_in_each():
+    placement = Placement.make("bidirectional", 3, chunks=2, microbatches=4)
+    assert placement.holders == ((0, 1, 2, 2, 1, 0), (2, 1, 0, 0, 1, 2))
+    assert [placement.stages_of(rank) for rank in range(3)] == [(0, 2, 3, 5), (1, 4), (0, 2, 3, 5)]
 
 
 def test_a_custom_placement_gives_every_rank_a_stage():
