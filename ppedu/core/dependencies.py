@@ -30,24 +30,29 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
     A forward requires the activation of the stage before; a backward its own forward and the gradient of the stage
     after; a weight backward its own input backward; an overlapped pair what its parts require. In a lowered schedule
     a result of another rank must have been received, and before that sent. A wait requires its message to be posted.
+    The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
+    that of the slice after, which adds to the gradients of these.
     """
     stage, op, microbatch, parts = action
     if parts:
         first, second = parts
         return requires(first, placement, lowered) + requires(second, placement, lowered)
     if op == "F":
+        own = (("F", stage, microbatch - 1),) if microbatch % placement.slices else ()
         if not 0 < stage < placement.stages:  # the first stage, or one that does not exist
-            return ()
+            return own
         if lowered and "RECV_F" in placement.links[placement.copy(microbatch)][stage]:
-            return (("RECV_F", stage, microbatch),)
-        return (("F", stage - 1, microbatch),)
+            return (*own, ("RECV_F", stage, microbatch))
+        return (*own, ("F", stage - 1, microbatch))
     if op in ("B", "I"):
-        own = ("F", stage, microbatch)
+        own = (("F", stage, microbatch),)
+        if (microbatch + 1) % placement.slices:
+            own = (*own, ("B", stage, microbatch + 1))
         if not 0 <= stage < placement.stages - 1:  # the last stage, or one that does not exist
-            return (own,)
+            return own
         if lowered and "RECV_B" in placement.links[placement.copy(microbatch)][stage]:
-            return (own, ("RECV_B", stage, microbatch))
-        return (own, ("B", stage + 1, microbatch))
+            return (*own, ("RECV_B", stage, microbatch))
+        return (*own, ("B", stage + 1, microbatch))
     if op == "W":
         return (("B", stage, microbatch),)
     if op in SEND:
@@ -155,6 +160,7 @@ class Numbered:
     def _entries(self, order: Sequence[Action]) -> Iterator[int]:
         """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
+        last = self.placement.slices - 1
         waits = waited_for(order) if self.waits else frozenset()
         key: Hashable  # equal for the actions of a block
         for action in order:
@@ -168,6 +174,9 @@ class Numbered:
                 key = first_block, second_block, second_microbatch - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
                 key = stage, op, microbatch >= split
+                if last:  # the first slice of a microbatch and its last one require less than the others
+                    place = microbatch % (last + 1)
+                    key = (*key, place == 0, place == last)
                 if waits and action in waits:  # a message that is only posted
                     key = (*key, "posted")
             else:  # sharding, or an action that does not exist

@@ -39,12 +39,15 @@ class Placement:
         holders: `holders[copy][stage]` is the rank that holds the stage in that copy of the model. There are one or two
             copies.
         split: If there are two copies, the microbatches from `split` on run through the second.
+        slices: The slices into which the sequence of each microbatch is cut. The numbers in actions then count slices:
+            with 4, 0F6 is the forward of slice 2 of microbatch 1, and so do `split` and `Schedule.microbatches`.
     """
 
     name: str
     ranks: int
     holders: tuple[tuple[int, ...], ...]
     split: int = 0
+    slices: int = 1
 
     def __post_init__(self) -> None:
         require_name("a placement's name", self.name)
@@ -61,7 +64,10 @@ class Placement:
                 f"holders must give the rank, below {ranks}, of every stage, in one copy of the model or in two, "
                 f"such as ((0, 1, 1, 0),); got {self.holders!r}"
             )
-        vars(self).update(ranks=ranks, split=split, holders=holders)  # frozen, so they cannot be assigned
+        slices = require_count("slices", self.slices)
+        if len(holders) > 1 and split % slices:
+            raise SettingError(f"the second copy begins with a whole microbatch; got split={split} of {slices} slices")
+        vars(self).update(ranks=ranks, split=split, slices=slices, holders=holders)  # frozen, so not by assignment
 
     __getstate__ = fields_alone
 

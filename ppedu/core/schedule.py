@@ -55,6 +55,8 @@ class Schedule:
             raise SettingError(f"a schedule has a placement, such as Placement.make('loop', 4); got {self.placement!r}")
         microbatches = require_count("microbatches", self.microbatches)
         require_size(self.ranks, self.chunks, microbatches)
+        if microbatches % self.slices:
+            raise SettingError(f"microbatches have {self.slices} slices each; got {microbatches} slices in all")
         rows = _as_tuple("orders must be a sequence of actions for each rank", self.orders)
         if len(rows) != self.ranks:
             raise SettingError(f"a schedule for {self.ranks} ranks needs {self.ranks} orders; got {len(rows)}")
@@ -84,11 +86,18 @@ class Schedule:
         return self.placement.chunks
 
     @property
+    def slices(self) -> int:
+        """The slices into which each microbatch's sequence is cut. If there are several, `microbatches` counts them."""
+        return self.placement.slices
+
+    @property
     def size(self) -> str:
         """The size as human-readable text: "4 ranks, 2 chunks, 8 microbatches"; "forward only" follows if it is so."""
         chunks = [plural(self.chunks, "chunk")] if self.chunks > 1 else []
+        batch = plural(self.microbatches // self.slices, "microbatch")
+        of = f" of {self.slices} slices" if self.slices > 1 else ""
         only = ["forward only"] if self.forward_only else []
-        return ", ".join([plural(self.ranks, "rank"), *chunks, plural(self.microbatches, "microbatch"), *only])
+        return ", ".join([plural(self.ranks, "rank"), *chunks, batch + of, *only])
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of `rank`, in order.

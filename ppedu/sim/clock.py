@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ppedu.core import Action, Op, Schedule
 from ppedu.core.dependencies import Numbered
-from ppedu.core.numeric import Ticks, by_microbatch, flat, ratio
+from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
 from ppedu.sim.costs import Costs
 from ppedu.sim.per_link import LinkCost, PerLink, each_link, of_link
 
@@ -38,6 +39,8 @@ class TickClock(NamedTuple):
             pairs = costs.per_stage(costs.overlap, *size)
             half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
             paired = dict.fromkeys(alone, half)
+        if schedule.slices > 1:
+            alone, paired = (_of_slices(times, schedule, costs.attention) for times in (alone, paired))
         numbers = list(flat(chain(*alone.values(), *paired.values())))
         for cost in (costs.latency, costs.transfer):
             numbers += cost.values() if isinstance(cost, PerLink) else [cost]
@@ -81,3 +84,21 @@ class TickClock(NamedTuple):
     def delay(self, sender: int, receiver: int) -> Any:
         """Return how many ticks after its start a message from one rank to another arrives."""
         return self.occupies(sender, receiver) + of_link("latency", self.latency, sender, receiver)
+
+
+def _of_slices(times: dict[Op, list[Any]], schedule: Schedule, attention: Number) -> dict[Op, list[Any]]:
+    """Return the times of slices, by op and stage, from those of whole sequences. Tables have times of slices already.
+
+    Of n slices, slice j has (2j + 1)/n² of the attention, and 1/n of the rest. I has what B has more, and W no more.
+    """
+    slices, part = schedule.slices, Fraction(1, schedule.slices)
+    more = [attention * (Fraction(2 * j + 1, slices**2) - part) for j in range(slices)]
+
+    def table(whole: Any, growing: Any) -> Any:
+        if isinstance(whole, tuple) or isinstance(growing, tuple):
+            return whole
+        found = [plain(part * whole + each * growing) for each in more]
+        return found[0] if len(set(found)) == 1 else tuple(found * (schedule.microbatches // slices))
+
+    growing = {Op.F: times[Op.F], Op.B: times[Op.B], Op.I: times[Op.B], Op.W: [0] * schedule.stages}
+    return {op: [*map(table, times[op], growing[op])] for op in times}

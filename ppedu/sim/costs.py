@@ -38,7 +38,7 @@ class Costs:
 
     A number is the cost of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of it, so
     that schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an
-    array or a tensor; stored as a tuple) gives the cost of each stage instead. For the time of an action, an entry may
+    array or a tensor; stored as a tuple) gives the cost of each stage instead. Of either, a slice takes its part. For the time of an action, an entry may
     again be a sequence, of the times of each microbatch: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. A
     function `f(stage, microbatch)` gives the same; a timeline holds it as a table. Integers and Fractions give exact
     times, floats give floats.
@@ -62,6 +62,8 @@ class Costs:
         stage_input: The memory of a stage's input for one microbatch, in the unit of `activation`. A number is that of
             every stage, large or small.
         unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
+        attention: If sequences are cut into slices, the part of F and of B, 0 to 1, that is attention. A slice attends
+            to all slices before it and, on average, to half of itself. The other work, W too, is the same for each.
         transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
             comes on top of it.
         transport: What blocks what, as in `check`. "buffered": Messages do not wait for each other. "pair": A rank has
@@ -90,6 +92,7 @@ class Costs:
     memory_unit: str = ""
     transfer: LinkCost = 0
     transport: str = "buffered"
+    attention: Number = 0
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
@@ -112,6 +115,7 @@ class Costs:
             for number in numbers:
                 _require_cost(name, number)
             object.__setattr__(self, name, cost)  # frozen
+        require_number("attention", self.attention, lambda part: 0 <= part <= 1, "a part of the time, 0 to 1")
         if max(flat([self.weight_memory])) > 1:
             raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
         if not any(isinstance(cost, tuple) or callable(cost) for cost in vars(self).values()):
@@ -238,15 +242,16 @@ class Costs:
             i = in_each(add, i, f)
         return {Op.F: f, Op.B: b, Op.I: i, Op.W: w}
 
-    def memory_changes(self, stages: int, ranks: int) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
+    def memory_changes(self, stages: int, ranks: int, slices: int = 1) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
         """Return the memory that F, B, I and W allocate at their start and free at their end, and its unit.
 
         `changes[op][stage]` is a pair of numbers of ticks. An activation of 10, with a weight_memory of 0.4: F
         allocates 10, B frees 10, I frees 6 and W 4. If the forward is recomputed from an input of 1, F allocates 1, and
         B or I the other 9.
         """
-        activations = self.per_stage(self.activation, stages, ranks)
-        after_forward = self.per_stage(self.stage_input, stages, stages) if self.recompute else activations
+        activations = [ratio(whole, slices) for whole in self.per_stage(self.activation, stages, ranks)]
+        inputs = [ratio(whole, slices) for whole in self.per_stage(self.stage_input, stages, stages)]
+        after_forward = inputs if self.recompute else activations
         parts = self.per_stage(self.weight_memory, stages, stages)
         changes: dict[Op, list[tuple[Any, Any]]] = {op: [] for op in (Op.F, Op.B, Op.I, Op.W)}
         for whole, held, part in zip(activations, after_forward, parts, strict=True):

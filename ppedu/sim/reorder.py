@@ -70,7 +70,7 @@ class Tasks:
         durations, self.per_one = clock.durations(schedule.numbered), clock.ticks.per_one
         self.duration = [durations[entries[rank][index]] for rank, index in steps]
 
-        changes, _ = costs.memory_changes(schedule.stages, schedule.ranks)
+        changes, _ = costs.memory_changes(schedule.stages, schedule.ranks, schedule.slices)
         singles = [action.singles for action in self.actions]
         self.takes = [sum(changes[op][stage][0] for stage, op, *_ in each) for each in singles]
         self.gives_back = [sum(changes[op][stage][1] for stage, op, *_ in each) for each in singles]

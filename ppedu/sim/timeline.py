@@ -262,7 +262,7 @@ class Timeline:
     @cached_property
     def _changes_by_op(self) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
         """The memory that F, B, I and W allocate or free in each stage, and its unit; see `Costs.memory_changes`."""
-        return self.costs.memory_changes(self.schedule.stages, self.schedule.ranks)
+        return self.costs.memory_changes(self.schedule.stages, self.schedule.ranks, self.schedule.slices)
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""

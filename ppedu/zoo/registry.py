@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, islice, zip_longest
 from shutil import get_terminal_size
@@ -18,7 +18,7 @@ from typing import Any
 from ppedu.core import Action, Placement, Schedule, ScheduleError, SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.tables import in_html, in_text
-from ppedu.core.validate import require_name, require_size
+from ppedu.core.validate import require_count, require_name, require_size
 from ppedu.zoo.facts import LETTERS, Facts
 
 Generator = Callable[..., Iterable[Action]]
@@ -53,7 +53,8 @@ def register(
 
     Args:
         placement, chunks: Which rank holds which stages, and the stages on each rank, as in `Placement.make`; if the
-            generator has a parameter `chunks`, its value is used instead.
+            generator has a parameter `chunks`, its value is used instead. If it has a parameter `slices`, each
+            microbatch is cut into as many, and its actions count slices; see `Placement`.
         facts: Closed forms of the schedule and their source, for `ppedu.theory` and the table of `schedules`.
         forward_only: The generator yields forwards alone, for inference.
 
@@ -205,7 +206,8 @@ def build(name: str, entry: Registered, ranks: int, microbatches: int, options: 
     ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
     if "chunks" in options:
         options["chunks"] = chunks  # an int of Python, where it was one of NumPy or torch
-    most = MOST_ACTIONS * microbatches * chunks
+    slices = require_count("slices", settings.get("slices", 1))
+    most = MOST_ACTIONS * microbatches * chunks * slices
     label = f"the schedule {name!r}"
     orders = []
     for rank in range(ranks):
@@ -216,8 +218,10 @@ def build(name: str, entry: Registered, ranks: int, microbatches: int, options: 
         if len(orders[rank]) > most:
             raise ScheduleError(f"{label} yielded more than {most} actions on rank {rank}; does its loop end?")
     placement = Placement.make(entry.placement, ranks, chunks, microbatches)
+    if slices > 1:
+        placement = replace(placement, split=placement.split * slices, slices=slices)
     try:
-        return Schedule(name, placement, microbatches, tuple(orders), entry.forward_only)
+        return Schedule(name, placement, microbatches * slices, tuple(orders), entry.forward_only)
     except SettingError as error:
         raise ScheduleError(f"{label} must yield actions, such as pp.F(0, 0): {error}") from None
 
