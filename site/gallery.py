@@ -26,7 +26,7 @@ from ppedu.view.look import shade
 from ppedu.view.model import Panel
 from ppedu.view.plot import picture
 from ppedu.zoo import theory
-from ppedu.zoo.registry import facts_of, published, require_registered
+from ppedu.zoo.registry import facts_of, options_of, published, require_registered
 from ppedu.zoo.theory import Fact
 
 SIZE = 4, 8  # ranks and microbatches of the pictures, and of the first numbers
@@ -234,8 +234,8 @@ def _formulas(name: str) -> str:
     head = f'<tr><td><th scope="col">formula<th scope="col">value{sizes}'
     return f"""<form hidden>{form}</form>
 <div class="wide"><table><thead>{head}<tbody>{"".join(rows)}</table></div>
-<p class="note">p ranks, m microbatches, v chunks on each rank, r the rank, k its peak. F = 1, B = 2 and I = W = 1
-are the times of a rank's share of the model. The bubble is the idle share of all ranks' time, the peak the activations
+<p class="note">p ranks, m microbatches, s slices of each, v chunks on each rank, r the rank, k its peak.
+F = 1, B = 2 and I = W = 1 are the times of a rank's share of the model. The bubble is the idle share of all ranks' time, the peak the activations
 of the fullest rank, in microbatches. A size of {ranks} × {microbatches} is {ranks} ranks
 and {microbatches} microbatches.</p>"""
 
@@ -250,10 +250,14 @@ def _simulated(timeline: Timeline) -> dict[str, object]:
 
 def _gaps(name: str) -> str:
     """Return a table of the schedule's makespan beside the least possible one for small sizes."""
+    kind = require_registered(name).placement, pp.schedule(name, 2, 4).chunks
+    place = next((each for each, of in PLACEMENTS.items() if of == kind), None)
+    if place is None or "slices" in options_of(name):
+        return "<p>How short a step can be with such a placement, or with slices, is not proven yet.</p>"
     rows = []
     for ranks, microbatches in PROVEN:
         with suppress(PipelineError):  # the schedule does not exist for every size
-            takes, best = _beside_best(name, ranks, microbatches)
+            takes, best = _beside_best(name, ranks, microbatches, place)
             least = pretty(best.makespan) if best.status == "optimal" else f"{best.bound} to {best.makespan}"
             longer = float(takes / best.makespan) - 1
             gap = f"{longer:.1%} longer" if longer else "the best" if best.status == "optimal" else "the best known"
@@ -264,11 +268,9 @@ def _gaps(name: str) -> str:
 schedule needs. F, I and W of a stage take 1. <a href="../book/docs/optima.html">How it is proven</a></p>"""
 
 
-def _beside_best(name: str, ranks: int, microbatches: int) -> tuple[Number, Entry]:
+def _beside_best(name: str, ranks: int, microbatches: int, place: str) -> tuple[Number, Entry]:
     """Return the makespan of a schedule, and the entry of the atlas for its placement and memory."""
     made = pp.schedule(name, ranks, microbatches)
-    kind = require_registered(name).placement, made.placement.stages // ranks
-    place = next(each for each, of in PLACEMENTS.items() if of == kind)
     timeline = pp.simulate(made, atlas(ranks, microbatches, placement=place).costs)
     return timeline.makespan, atlas(ranks, microbatches, max(timeline.peak_activations), place)
 

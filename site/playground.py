@@ -6,7 +6,7 @@ import ast
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -147,7 +147,12 @@ def written(inputs: Inputs) -> tuple[Schedule, str]:
     except PipelineError as error:
         raise ParseError(str(error)) from None
     where = repr(placement) if isinstance(place, str) else f"pp.Placement.custom({placement})"
-    return made, f'import ppedu as pp\n\ns = pp.Schedule.read("""\\\n{text.strip()}\n""", {where})'
+    code = f'import ppedu as pp\n\ns = pp.Schedule.read("""\\\n{text.strip()}\n""", {where})'
+    if (slices := whole(inputs, "slices")) > 1:
+        made = replace(made, placement=replace(made.placement, slices=slices))
+        cut = f"s = replace(s, placement=replace(s.placement, slices={slices}))"
+        code = f"from dataclasses import replace\n\n{code}\n{cut}"
+    return made, code
 
 
 def _ranks(text: str) -> list[int]:
@@ -217,6 +222,7 @@ VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
             Input("placement", "placement: loop, v, bidirectional, or the ranks of the stages", "text", "loop"),
             *SIZES,
             Input("chunks", "chunks", "number", "1"),
+            Input("slices", "slices", "hidden", "1"),
             COSTS,
         ),
     ),

@@ -50,6 +50,8 @@ def check(schedule: Schedule, *, transport: str = "buffered", buffers: int | Non
     """
     require_schedule("check", schedule)
     require_one_of("transport", transport, TRANSPORTS)
+    if buffers is not None and schedule.slices > 1:
+        raise SettingError(f"buffers are of whole microbatches; {schedule!r} cuts them into slices")
     if buffers is not None:
         if transport in STREAMED and schedule.forward_only:
             _require_waits(schedule, transport)

@@ -38,7 +38,7 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
         first, second = parts
         return requires(first, placement, lowered) + requires(second, placement, lowered)
     if op == "F":
-        own = (("F", stage, microbatch - 1),) if microbatch % placement.slices else ()
+        own: tuple[Result, ...] = (("F", stage, microbatch - 1),) if microbatch % placement.slices else ()
         if not 0 < stage < placement.stages:  # the first stage, or one that does not exist
             return own
         if lowered and "RECV_F" in placement.links[placement.copy(microbatch)][stage]:

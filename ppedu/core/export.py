@@ -176,6 +176,8 @@ def _require_one_copy(what: str, schedule: Schedule, form: str) -> None:
             f"{schedule!r} runs two copies of the model in opposite directions; in {form}, a stage is on one rank, "
             "whatever the microbatch — take a schedule with one copy, such as dualpipev for dualpipe"
         )
+    if schedule.slices > 1:
+        raise SettingError(f"{schedule!r} cuts sequences into slices, which {form} cannot say — take slices=1")
     if not any(schedule.orders):
         raise SettingError(f"{schedule!r} has no actions; there is nothing to export")
 

@@ -124,6 +124,8 @@ class Pipeline:
     ):
         require_schedule("Pipeline", schedule)
         schedule.validate()
+        if schedule.slices > 1:
+            raise SettingError(f"{schedule!r} cuts sequences into slices, which a Pipeline does not run yet")
         require_instance("loss_fn", loss_fn, (Callable, NoneType), "a function of an output and a target")
         require_instance("replicas", replicas, (dist.ProcessGroup, NoneType), "a process group")
         require_instance("batching", batching, Batching, "a Batching, such as Batching(output_dim=1)")

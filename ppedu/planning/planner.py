@@ -298,15 +298,18 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
 
 
 def _names(given: Any) -> list[str]:
-    """Return the names of the schedules to try: by default, all that train."""
+    """Return the names of the schedules to try: by default, all that train with whole sequences."""
     if given is None:
-        return [name for name in all_schedules() if not require_registered(name).forward_only]
+        trains = (name for name in all_schedules() if not require_registered(name).forward_only)
+        return [name for name in trains if "slices" not in options_of(name)]
     chosen = [given] if isinstance(given, str) else given
     if not isinstance(chosen, (list, tuple, set, frozenset)) or not chosen:
         raise SettingError(f'schedules must be a list of names, such as ["1f1b", "zb-v"]; got {shown(given)}')
     for name in chosen:
         if require_registered(name).forward_only:
             raise SettingError(f"{name!r} runs forwards alone, and a plan is for training; leave it out")
+        if "slices" in options_of(name):
+            raise SettingError(f"{name!r} cuts sequences into slices, which plans do not weigh yet; leave it out")
     return [*chosen]
 
 

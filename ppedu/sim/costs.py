@@ -36,12 +36,12 @@ LARGEST = 1e100  # the largest cost: sums of millions, and their ratios, still f
 class Costs:
     """The time of each action, in any unit of time, and the size of an activation, in any unit of memory.
 
-    A number is the cost of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of it, so
-    that schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an
-    array or a tensor; stored as a tuple) gives the cost of each stage instead. Of either, a slice takes its part. For the time of an action, an entry may
-    again be a sequence, of the times of each microbatch: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. A
-    function `f(stage, microbatch)` gives the same; a timeline holds it as a table. Integers and Fractions give exact
-    times, floats give floats.
+    A number is the cost of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of it, so that
+    schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an array or
+    a tensor; stored as a tuple) gives the cost of each stage instead. Of either, a slice takes its part. For the time
+    of an action, an entry may again be a sequence, of the times of each microbatch, or of each slice if there are
+    several: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. A function `f(stage, microbatch)` gives the same; a
+    timeline holds it as a table. Integers and Fractions give exact times, floats give floats.
 
     Args:
         forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both

@@ -33,11 +33,13 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
     if len(sizes) != 1:
         found = ", ".join(f"{ranks} ranks and {stages} stages" for ranks, stages in sorted(sizes)) or "no timelines"
         raise SettingError(f"timelines must have the same number of ranks and of stages; got {found}")
+    if len(slices := {timeline.schedule.slices for timeline in timelines}) != 1:
+        raise SettingError(f"timelines must have the same number of slices; got {sorted(slices)}")
     known = timelines[0].costs
     times: dict[str, Any] = {}
     for name, stages in action_times(timelines).items():
-        # A stage that never runs such an action gets the median over the other stages.
-        times[name] = [_median(own or chain(*stages)) for own in stages]
+        # A stage that never runs such an action gets the median over the other stages. Costs are of whole sequences.
+        times[name] = [_median(own or chain(*stages)) * min(slices) for own in stages]
     return Costs(
         **times,
         latency=_latency(timelines),

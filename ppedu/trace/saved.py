@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
@@ -89,12 +89,14 @@ def _placement(about: About) -> Placement:
     The sizes in the file are checked before anything is built, or a file with huge sizes would exhaust the memory.
     """
     require_size(about["ranks"], about["chunks"], about["microbatches"])
+    slices = require_count("slices", about.get("slices", 1))  # files of version 0.1.0 do not state it
     if about["placement"] == "custom":
-        return Placement.custom(about["holders"])
+        return replace(Placement.custom(about["holders"]), slices=slices)
     stages = len(about["holders"])
     if about["ranks"] * about["chunks"] != stages:
         raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks cannot hold {stages} stages")
-    return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
+    made = Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"] // slices)
+    return replace(made, split=made.split * slices, slices=slices)
 
 
 def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Timeline:

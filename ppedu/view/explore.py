@@ -31,6 +31,7 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
     "ranks": ("ranks", 1, 16, 1, 4),
     "microbatches": ("microbatches", 1, 64, 1, 8),
     "chunks": ("chunks", 1, 4, 1, 2),
+    "slices": ("slices", 1, 16, 1, 4),
     "forward": ("F takes", 0.5, 4, 0.5, 1),
     "backward": ("B takes", 0.5, 8, 0.5, 2),
     "weight": ("W's part of B", 0, 1, 0.1, Fraction(1, 2)),
@@ -153,9 +154,9 @@ def explore(
             schedule and sizes change; if they do not fit the number of stages, the widget offers the nearest sizes.
         model: `Model.measured(…)`, in place of costs: each schedule gets its best partition of this model. Times are in
             the model's unit, memory in GB.
-        settings: The start values of the other controls: chunks, forward, backward, weight (W's part of the backward,
-            0 to 1), latency, overlap (the part of its time that an overlapped pair saves, 0 to 0.5) and memory (the
-            most activations that a rank may hold; 0 for no limit).
+        settings: The start values of the other controls: chunks, slices, forward, backward, weight (W's part of the
+            backward, 0 to 1), latency, overlap (the part of its time that an overlapped pair saves, 0 to 0.5) and
+            memory (the most activations that a rank may hold; 0 for no limit).
 
     Raises:
         SettingError: there is no such schedule or control, or the settings exclude each other.
@@ -199,9 +200,10 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _sizes(settings: Settings) -> dict[str, int]:
-    """Return keyword arguments of `schedule`: ranks, microbatches, and those of chunks and memory that it takes."""
+    """Return keyword arguments of `schedule`: ranks, microbatches, and those of the other three that it takes."""
     taken = options_of(settings["schedule"])
-    options = [name for name in ("chunks", "memory") if name in taken and settings[name]]  # memory 0: no limit
+    # If memory is 0, there is no limit.
+    options = [name for name in ("chunks", "slices", "memory") if name in taken and settings[name]]
     return {name: settings[name] for name in ("ranks", "microbatches", *options)}
 
 
@@ -279,7 +281,7 @@ def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
     for key, (label, least, most, step, _) in SLIDERS.items():
         has_no_effect = (
             (settings["costs"] and key in COSTS)
-            or (key == "chunks" and "chunks" not in options)
+            or (key in ("chunks", "slices") and key not in options)
             or (key == "weight" and Op.W not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
         )

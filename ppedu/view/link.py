@@ -34,6 +34,7 @@ def link(timeline: Timeline, base: str | None = None) -> str:
     if place.copies > 1 and written != place.name:
         raise SettingError("a link cannot hold a placement of one's own with two copies of the model")
     inputs = {"text": schedule.to_csv(), "placement": written, "costs": in_code(given)}
+    inputs |= {"slices": str(schedule.slices)} if schedule.slices > 1 else {}
     return f"{address}#{encode('write', inputs)}"
 
 
@@ -47,7 +48,8 @@ def _settings(timeline: Timeline, given: Mapping[str, Any]) -> dict[str, str] | 
     has_sliders = given.keys() <= {"forward", "backward", "latency"}
     if not has_sliders or not all(isinstance(value, Real) for value in given.values()):
         return None
-    numbers = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks, **given}
+    numbers = {"ranks": schedule.ranks, "microbatches": schedule.microbatches // schedule.slices, **given}
+    numbers |= {"slices": schedule.slices} if schedule.slices > 1 else {"chunks": schedule.chunks}
     inputs: dict[str, Any] = {}
     for name, value in numbers.items():
         inputs[name] = str(value if isinstance(value, int) else float(value))

@@ -130,6 +130,7 @@ def _about(timeline: Timeline) -> Data:
         "chunks": placement.chunks,
         "holders": placement.holders[0],
         "microbatches": schedule.microbatches,
+        "slices": schedule.slices,
         "forward_only": schedule.forward_only,
         "steps": len(timeline.steps),
         "source": timeline.source,

@@ -14,6 +14,17 @@ from ppedu.zoo.registry import register, require_even, schedule, schedules
 __all__ = ["Facts", "register", "require_even", "schedule", "schedules"]
 
 # Each family registers its schedules when imported; `schedules` lists them in this order, from the simplest on.
-FAMILIES = "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "v_shaped", "hanayo", "overlap", "dualpipe", "chimera", "sliced"
+FAMILIES = (
+    "gpipe",
+    "one_f_one_b",
+    "interleaved",
+    "zero_bubble",
+    "v_shaped",
+    "hanayo",
+    "overlap",
+    "dualpipe",
+    "chimera",
+    "sliced",
+)
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 LETTERS = {
     "p": "ranks",
     "m": "microbatches",
+    "s": "slices of a microbatch",
     "v": "chunks on a rank",
     "r": "the rank",
     "k": "the most microbatches that a rank holds",
@@ -54,11 +55,6 @@ class Facts:
     peak: str = ""
     price: str = ""
     used: str = ""
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether the time depends on the number of chunks on a rank."""
-        return "v" in letters_of(self.idle + self.makespan)
 
     def cells(self) -> tuple[str, str, str]:
         """Return three cells of a table: the sizes, the idle time without latency and the peak; "" if not known."""

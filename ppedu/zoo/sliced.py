@@ -48,9 +48,9 @@ def terapipe(rank: int, ranks: int, microbatches: int, slices: int = 4) -> Itera
     "seq1f1b",
     facts=Facts(
         "arXiv 2406.03488, §3; by simulation",
-        idle="(p-1)*(F+B)/s if m*s >= p+s-1",
+        idle="(p-1)*(F+B)/s",
         peak="min(p-1-r+s, m*s)/s",
-        price="A rank waits for a slice instead of a microbatch at both ends; it sends as much, in s times as many parts.",
+        price="A rank waits for a slice instead of a microbatch at both ends; it sends s times as often.",
         used="Its authors have it in a fork of Megatron-LM (github.com/thunlp/Seq1F1B).",
     ),
 )

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 from ppedu.core import Op, SettingError
 from ppedu.core.numeric import plain, pretty
-from ppedu.core.validate import require_size
+from ppedu.core.validate import require_count, require_size
 from ppedu.sim import Costs, require_costs
 from ppedu.sim.per_link import PerLink
 from ppedu.zoo.facts import letters_of, split, text
-from ppedu.zoo.registry import facts_of, published
+from ppedu.zoo.registry import facts_of, options_of, published, require_registered
 
 Letters = dict[str, Any]
 
@@ -69,50 +69,51 @@ class Fact(NamedTuple):
         return f"{', '.join(map(pretty, values))} = {self.formula}{holds} ({self.source})"
 
 
-def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
     """Return the time for which each rank waits in the schedule `name`.
 
     Args:
         costs: As in `simulate`; each must be one number, because the formulas are about equal stages.
-        chunks: The stages on each rank, if the schedule has such an option; 2 by default.
+        options: `chunks`, the stages on each rank, or `slices`, those of a microbatch, if the schedule has such an
+            option. By default they are those of the schedule.
 
     Raises:
         SettingError: There is no formula, or it does not hold here; the message names its condition.
     """
-    return _fact("idle", name, ranks, microbatches, costs, chunks)
+    return _fact("idle", name, ranks, microbatches, costs, options)
 
 
-def makespan(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+def makespan(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
     """Return the time from the first start to the last end in a schedule. Arguments and errors as for `idle`."""
-    return _fact("makespan", name, ranks, microbatches, costs, chunks)
+    return _fact("makespan", name, ranks, microbatches, costs, options)
 
 
-def span(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+def span(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
     """Return the longest time from a rank's own first start to its own last end. Arguments and errors as for `idle`."""
-    return _fact("span", name, ranks, microbatches, costs, chunks)
+    return _fact("span", name, ranks, microbatches, costs, options)
 
 
-def bubble(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+def bubble(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
     """Return the share of a schedule's makespan for which each rank waits. Arguments and errors as for `idle`."""
-    return _fact("bubble", name, ranks, microbatches, costs, chunks)
+    return _fact("bubble", name, ranks, microbatches, costs, options)
 
 
-def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
     """Return idle time / busy time of a rank in a schedule. Arguments and errors as for `idle`.
 
     Megatron calls it the bubble (arXiv 2104.04473, §2.2). All ranks are equally busy here, so it equals makespan /
     ideal - 1, as in `Timeline.overhead`.
     """
-    return _fact("overhead", name, ranks, microbatches, costs, chunks)
+    return _fact("overhead", name, ranks, microbatches, costs, options)
 
 
-def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
     """Return the peak of the activations on each rank, in the unit of `costs.activation`. Arguments as for `idle`."""
-    return _fact("peak", name, ranks, microbatches, costs, chunks)
+    return _fact("peak", name, ranks, microbatches, costs, options)
 
 
 def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, split: bool = True) -> Fact:
-    """Return a lower bound on the makespan of every schedule with one stage on each rank.
+    """Return a lower bound on the makespan of every schedule of whole sequences with one stage on each rank.
 
     Before the last rank starts, a microbatch must pass through all other stages; then the rank has all its work to do.
     If backwards are not split, its last gradient must also travel back through those stages: then no schedule is faster
@@ -139,7 +140,9 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     return Fact(_evaluate(formula, letters), text(formula), "", why, _filled(formula, letters))
 
 
-def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:
+def _fact(
+    quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, options: dict[str, int]
+) -> Fact:
     """Return the fact for `quantity`, a key of `_DERIVED`. Other arguments and errors as for `idle`."""
     facts = facts_of(name)
     if facts is None:
@@ -148,10 +151,11 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
     if field is None:
         instead = ", only for its makespan and its span" if facts.makespan else ""
         raise SettingError(f"there is no formula for {_of(quantity, name)}{instead}; simulate it")
-    if chunks is not None and not facts.has_chunks:
-        raise SettingError(f"the number of chunks of {name} is fixed; leave out chunks")
+    known = {option: each.default for option, each in options_of(name).items() if option in ("chunks", "slices")}
+    if other := next((option for option in options if option not in known), None):
+        raise SettingError(f"the number of {other} of {name} is fixed; leave out {other}")
     noun = _of(field, name)
-    letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
+    letters = _letters(ranks, microbatches, costs, **{"chunks": require_registered(name).chunks, **known, **options})
     _require(f"{name} exists only for", facts.sizes, letters)
     latency = letters["c"] > 0
     formula, conditions = split(getattr(facts, field), latency)
@@ -191,7 +195,7 @@ def _of(field: str, name: str) -> str:
     return f"the {words.get(field, field)} of {name}"
 
 
-def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
+def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1, slices: int = 1) -> Letters:
     """Return the value of each letter of the formulas, exact if the costs are.
 
     Raises:
@@ -205,6 +209,8 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
             raise SettingError(f"formulas are for equal stages; give one number for {name}, not {value!r}, or simulate")
     if costs.recompute:
         raise SettingError("formulas are for activations that are kept; leave out recompute, or simulate")
+    if costs.attention and slices > 1:
+        raise SettingError("formulas are for slices that take equally long; leave out attention, or simulate")
     if costs.transport != "buffered":
         raise SettingError("in a formula, messages do not wait for each other; leave out transport, or simulate")
     times = costs.durations(stages=1, ranks=1)
@@ -215,7 +221,8 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
             "leave out backward, or simulate"
         )
     ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
-    letters: Letters = {"p": ranks, "m": microbatches, "v": chunks, "F": f, "B": b, "I": i, "W": w}
+    slices = require_count("slices", slices)
+    letters: Letters = {"p": ranks, "m": microbatches, "v": chunks, "s": slices, "F": f, "B": b, "I": i, "W": w}
     letters["FB"] = f + b if costs.overlap is None else costs.overlap
     letters |= {"c": costs.delay(0, 1), "M_W": costs.weight_memory, "A": costs.activation}
     return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}

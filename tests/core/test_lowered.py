@@ -15,9 +15,9 @@ import ppedu as pp
 from ppedu import Action, Costs, Schedule, ScheduleError, SettingError, check, simulate
 from ppedu.core import align, label, lower, merge_backward, strip, table
 from ppedu.core.export import to_torch
-from ppedu.zoo.registry import published
+from ppedu.zoo.registry import options_of, published
 
-ZOO = [(name, {}, 4, 8) for name in published()] + [
+ZOO = [(name, {}, 4, 8) for name in published() if "slices" not in options_of(name)] + [
     ("gpipe", {"lifo": True}, 3, 4),
     ("1f1b", {}, 1, 3),
     ("1f1b", {}, 2, 1),

@@ -12,7 +12,7 @@ import ppedu as pp
 from ppedu import Costs, SettingError
 from ppedu.zoo import registry, theory
 from ppedu.zoo.facts import split
-from ppedu.zoo.registry import facts_of, published
+from ppedu.zoo.registry import facts_of, options_of, published
 
 TIMED = [name for name in published() if facts_of(name).idle or facts_of(name).makespan]
 
@@ -40,7 +40,7 @@ def cases(name):
             p,
             m,
             costs,
-            {"chunks": draw.choice([1, 2, 3, 4])} if facts_of(name).has_chunks else {},
+            {option: draw.choice([1, 2, 3, 4]) for option in ("chunks", "slices") if option in options_of(name)},
         )
 
 

@@ -101,13 +101,25 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
         ("idle", (None, 4, 8), "no formula is known for None"),
         ("idle", ("1f1b", 0, 8), "ranks must be at least 1; got 0"),
         ("idle", ("1f1b", 4, 8.0), "microbatches must be a whole number; got 8.0"),
-        ("idle", ("interleaved", 4, 8, None, 0), "chunks must be at least 1; got 0"),
-        ("idle", ("1f1b", 4, 8, None, 2), "the number of chunks of 1f1b is fixed"),
     ],
 )
 def test_a_formula_that_does_not_hold_is_refused_with_its_condition(quantity, asked, says):
     with pytest.raises(SettingError, match=says):
         getattr(theory, quantity)(*asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"name": "interleaved", "chunks": 0}, "chunks must be at least 1; got 0"),
+        ({"name": "1f1b", "chunks": 2}, "the number of chunks of 1f1b is fixed"),
+        ({"name": "seq1f1b", "slices": 0}, "slices must be at least 1; got 0"),
+        ({"name": "seq1f1b", "costs": Costs(attention=0.5)}, "slices that take equally long; leave out attention"),
+    ],
+)
+def test_an_option_that_a_formula_does_not_have_is_refused(asked, says):
+    with pytest.raises(SettingError, match=says):
+        theory.idle(ranks=4, microbatches=8, **asked)
 
 
 def test_a_sum_is_in_parentheses_where_it_is_divided():

@@ -1,0 +1,136 @@
+"""Slices of sequences: a slice waits for the one before it, and its backward for that of the one after."""
+
+import itertools
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from strategies import sample
+
+import ppedu as pp
+from ppedu import Costs, SettingError
+
+# A figure of the authors of Seq1F1B (github.com/thunlp/Seq1F1B): 4 ranks, 8 microbatches of two slices. Forwards are
+# digits, backwards letters: a is microbatch 1. In the figure, one box of the second row says 1 instead of 5.
+FIGURE = """
+11223a3a4b4b5c5c6d6d7e7e8f8fgghh
+1122a3a3b4b4c5c5d6d6e7e7f8f8gghh
+112a2a3b3b4c4c5d5d6e6e7f7f8g8ghh
+11a2a2b3b3c4c4d5d5e6e6f7f7g8g8hh
+"""
+
+
+def test_seq1f1b_is_that_of_its_figure():
+    schedule = pp.schedule("seq1f1b", 4, 8, slices=2)
+    rows = ["".join("12345678abcdefgh"[m // 2 + 8 * (op == "B")] for _, op, m, _ in row) for row in schedule.orders]
+    assert rows == FIGURE.split()
+    assert pp.simulate(schedule, Costs(1, 2)).makespan == 28.5  # in the figure, 1F1B takes 33
+
+
+def replayed(orders, slices, times, latency):
+    """Return when each action ends, by asking again and again which rank can go on. One stage on each rank."""
+    ends, at, clock = {}, [0] * len(orders), [0] * len(orders)
+    last = len(orders) - 1
+    while any(at[rank] < len(order) for rank, order in enumerate(orders)):
+        before = len(ends)
+        for rank, order in enumerate(orders):
+            while at[rank] < len(order):
+                op, m = order[at[rank]].op, order[at[rank]].microbatch
+                needs = []  # with the time on the way
+                if op == "F":
+                    needs += [(("F", rank - 1, m), latency)] if rank else []
+                    needs += [(("F", rank, m - 1), 0)] if m % slices else []
+                else:
+                    needs += [(("F", rank, m), 0)]
+                    needs += [(("B", rank + 1, m), latency)] if rank < last else []
+                    needs += [(("B", rank, m + 1), 0)] if m % slices < slices - 1 else []
+                if any(need not in ends for need, _ in needs):
+                    break
+                start = max([clock[rank], *(ends[need] + lag for need, lag in needs)])
+                clock[rank] = ends[op, rank, m] = start + times[op][m % slices]
+                at[rank] += 1
+        if len(ends) == before:
+            return None
+    return ends
+
+
+def test_any_order_is_judged_and_timed_like_the_replay():
+    """In random orders, most of which break the order of slices or get stuck."""
+    dice = random.Random(5)
+    judged = {True: 0, False: 0}
+    for ranks, slices, whole in itertools.product((1, 2, 3), (2, 3), (1, 2)):
+        made = pp.schedule("seq1f1b", ranks, whole, slices=slices)
+        for _ in range(30):
+            orders = [list(order) for order in made.orders]
+            for order in orders:
+                for _ in range(dice.randint(0, 2)):
+                    place = dice.randrange(len(order) - 1)
+                    order[place : place + 2] = reversed(order[place : place + 2])
+            schedule = replace(made, orders=tuple(map(tuple, orders)))
+            attention = dice.choice([0, Fraction(1, 2)])
+            costs = Costs(forward=6, backward=12, latency=dice.choice([0, 1]), attention=attention)
+            parts = [(1 - attention) / Fraction(slices) + attention * (2 * j + 1) / slices**2 for j in range(slices)]
+            times = {"F": [6 * each for each in parts], "B": [12 * each for each in parts]}
+            ends = replayed(orders, slices, times, costs.latency)
+            judged[ends is not None] += 1
+            assert (ends is None) == bool(schedule.problems)
+            if ends is not None:
+                found = {}
+                for rank, row in enumerate(pp.simulate(schedule, costs).rows):
+                    found |= {(str(span.action.op), rank, span.action.microbatch): span.end for span in row}
+                assert found == ends
+    assert min(judged.values()) > 40
+
+
+def test_slices_are_not_microbatches():
+    whole = pp.schedule("1f1b", 4, 8)
+    cut = replace(whole, placement=replace(whole.placement, slices=2))
+    assert "3B0 needs 3B1, which only comes at position" in "\n".join(map(str, pp.check(cut)))
+    assert pp.check(pp.lower(pp.schedule("seq1f1b", 4, 8, slices=2)), transport="any") == []
+
+
+@pytest.mark.parametrize("name", ["terapipe", "seq1f1b"])
+def test_it_is_legal_for_every_size(name):
+    for p, m, slices in sample([*itertools.product(range(1, 7), range(1, 10), range(1, 6))]):
+        schedule = pp.schedule(name, p, m, slices=slices)
+        assert pp.check(schedule) == [] == pp.check(pp.lower(schedule)), (p, m, slices)
+        assert (schedule.slices, schedule.microbatches) == (slices, m * slices)
+
+
+def test_one_slice_is_the_schedule_of_whole_sequences():
+    for sliced, whole in (("seq1f1b", "1f1b"), ("terapipe", "gpipe")):
+        one, other = pp.schedule(sliced, 3, 5, slices=1), pp.schedule(whole, 3, 5)
+        assert pp.simulate(one).rows == pp.simulate(other).rows
+
+
+def test_all_slices_together_take_as_long_as_their_sequence():
+    costs = Costs(forward=4, input=5, weight=3, attention=Fraction(1, 4), activation=6)
+    one, many = (pp.simulate(pp.schedule("seq1f1b", 1, 2, slices=slices), costs) for slices in (1, 4))
+    assert one.makespan == many.makespan == 2 * (4 + 5 + 3)
+    assert max(one.peak_activations) == max(many.peak_activations) == 6
+
+
+def test_what_cannot_be_cut_is_refused():
+    made = pp.schedule("seq1f1b", 2, 3, slices=2)
+    assert made.size == "2 ranks, 3 microbatches of 2 slices"
+    with pytest.raises(SettingError, match="microbatches have 2 slices each; got 5 slices in all"):
+        replace(made, microbatches=5)
+    with pytest.raises(SettingError, match="the second copy begins with a whole microbatch"):
+        replace(pp.schedule("chimera", 2, 6).placement, slices=2)
+    for asked, says in (
+        (lambda: pp.schedule("seq1f1b", 2, 3, slices=0), "slices must be at least 1"),
+        (lambda: pp.export.to_torch(made), "cuts sequences into slices, which"),
+        (lambda: pp.check(made, buffers=2), "buffers are of whole microbatches"),
+        (lambda: pp.plan("gpt2", "h100", 2, 4, sequence=64, schedules="seq1f1b"), "plans do not weigh yet"),
+        (lambda: Costs(attention=2), "attention must be a part of the time, 0 to 1"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            asked()
+
+
+def test_a_saved_timeline_keeps_its_slices(tmp_path):
+    timeline = pp.simulate(pp.schedule("seq1f1b", 3, 2, slices=3), Costs(attention=0.5))
+    timeline.save(tmp_path / "t.json")
+    found = pp.Timeline.load(tmp_path / "t.json")
+    assert found.schedule == timeline.schedule and found.costs == timeline.costs
