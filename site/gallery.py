@@ -235,8 +235,8 @@ def _formulas(name: str) -> str:
     return f"""<form hidden>{form}</form>
 <div class="wide"><table><thead>{head}<tbody>{"".join(rows)}</table></div>
 <p class="note">p ranks, m microbatches, s slices of each, v chunks on each rank, r the rank, k its peak.
-F = 1, B = 2 and I = W = 1 are the times of a rank's share of the model. The bubble is the idle share of all ranks' time, the peak the activations
-of the fullest rank, in microbatches. A size of {ranks} × {microbatches} is {ranks} ranks
+F = 1, B = 2 and I = W = 1 are the times of a rank's share of the model. The bubble is the idle share of all ranks'
+time, the peak the activations of the fullest rank, in microbatches. A size of {ranks} × {microbatches} is {ranks} ranks
 and {microbatches} microbatches.</p>"""
 
 

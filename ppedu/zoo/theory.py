@@ -69,47 +69,89 @@ class Fact(NamedTuple):
         return f"{', '.join(map(pretty, values))} = {self.formula}{holds} ({self.source})"
 
 
-def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
+def idle(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    chunks: int | None = None,
+    slices: int | None = None,
+) -> Fact:
     """Return the time for which each rank waits in the schedule `name`.
 
     Args:
         costs: As in `simulate`; each must be one number, because the formulas are about equal stages.
-        options: `chunks`, the stages on each rank, or `slices`, those of a microbatch, if the schedule has such an
-            option. By default they are those of the schedule.
+        chunks, slices: The stages on each rank, and the slices of each microbatch, if the schedule has such an option.
+            By default they are those of the schedule.
 
     Raises:
         SettingError: There is no formula, or it does not hold here; the message names its condition.
     """
-    return _fact("idle", name, ranks, microbatches, costs, options)
+    return _fact("idle", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
-def makespan(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
+def makespan(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    chunks: int | None = None,
+    slices: int | None = None,
+) -> Fact:
     """Return the time from the first start to the last end in a schedule. Arguments and errors as for `idle`."""
-    return _fact("makespan", name, ranks, microbatches, costs, options)
+    return _fact("makespan", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
-def span(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
+def span(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    chunks: int | None = None,
+    slices: int | None = None,
+) -> Fact:
     """Return the longest time from a rank's own first start to its own last end. Arguments and errors as for `idle`."""
-    return _fact("span", name, ranks, microbatches, costs, options)
+    return _fact("span", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
-def bubble(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
+def bubble(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    chunks: int | None = None,
+    slices: int | None = None,
+) -> Fact:
     """Return the share of a schedule's makespan for which each rank waits. Arguments and errors as for `idle`."""
-    return _fact("bubble", name, ranks, microbatches, costs, options)
+    return _fact("bubble", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
-def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
+def overhead(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    chunks: int | None = None,
+    slices: int | None = None,
+) -> Fact:
     """Return idle time / busy time of a rank in a schedule. Arguments and errors as for `idle`.
 
     Megatron calls it the bubble (arXiv 2104.04473, §2.2). All ranks are equally busy here, so it equals makespan /
     ideal - 1, as in `Timeline.overhead`.
     """
-    return _fact("overhead", name, ranks, microbatches, costs, options)
+    return _fact("overhead", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
-def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, **options: int) -> Fact:
+def peak(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    chunks: int | None = None,
+    slices: int | None = None,
+) -> Fact:
     """Return the peak of the activations on each rank, in the unit of `costs.activation`. Arguments as for `idle`."""
-    return _fact("peak", name, ranks, microbatches, costs, options)
+    return _fact("peak", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
 def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, split: bool = True) -> Fact:
@@ -140,9 +182,7 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     return Fact(_evaluate(formula, letters), text(formula), "", why, _filled(formula, letters))
 
 
-def _fact(
-    quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, options: dict[str, int]
-) -> Fact:
+def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, **options: int | None) -> Fact:
     """Return the fact for `quantity`, a key of `_DERIVED`. Other arguments and errors as for `idle`."""
     facts = facts_of(name)
     if facts is None:
@@ -151,11 +191,12 @@ def _fact(
     if field is None:
         instead = ", only for its makespan and its span" if facts.makespan else ""
         raise SettingError(f"there is no formula for {_of(quantity, name)}{instead}; simulate it")
-    known = {option: each.default for option, each in options_of(name).items() if option in ("chunks", "slices")}
-    if other := next((option for option in options if option not in known), None):
+    given = {option: value for option, value in options.items() if value is not None}
+    known = {option: each.default for option, each in options_of(name).items() if option in options}
+    if other := next((option for option in given if option not in known), None):
         raise SettingError(f"the number of {other} of {name} is fixed; leave out {other}")
     noun = _of(field, name)
-    letters = _letters(ranks, microbatches, costs, **{"chunks": require_registered(name).chunks, **known, **options})
+    letters = _letters(ranks, microbatches, costs, **{"chunks": require_registered(name).chunks, **known, **given})
     _require(f"{name} exists only for", facts.sizes, letters)
     latency = letters["c"] > 0
     formula, conditions = split(getattr(facts, field), latency)
