@@ -17,7 +17,7 @@ from ppedu.sim import Timeline
 from ppedu.view.label import encodable
 from ppedu.zoo import theory
 from ppedu.zoo.facts import LETTERS
-from ppedu.zoo.registry import facts_of, papers_in
+from ppedu.zoo.registry import options_of, papers_in
 from ppedu.zoo.theory import Fact
 
 CAUSES = {
@@ -158,20 +158,21 @@ def messages(made: Schedule) -> Why:
         hops.append(sum(rank != following for rank, following in pairwise(ranks)))
     ways = 1 if made.forward_only else 2  # a backward comes back the way of its forward
     count = ways * sum(hops)
-    words = [f"Through {plural(place.stages, 'stage')}, a microbatch goes from one rank to another {max(hops)} times."]
+    part = "slice" if made.slices > 1 else "microbatch"
+    words = [f"Through {plural(place.stages, 'stage')}, a {part} goes from one rank to another {max(hops)} times."]
     if made.microbatches * hops[0] == sum(hops):
         back = "" if ways == 1 else " × 2, forward and back,"
-        words.append(f"{plural(made.microbatches, 'microbatch')} × {hops[0]}{back} = {count}.")
+        words.append(f"{plural(made.microbatches, part)} × {hops[0]}{back} = {count}.")
     return why(str(count), words)
 
 
 def _known(quantity: str, timeline: Timeline) -> Fact | None:
     """Return what is known of the schedule's peak, makespan or bubble, if the timeline agrees with it."""
     made, values = timeline.schedule, getattr(timeline, "peak_activations" if quantity == "peak" else quantity)
-    facts = facts_of(made.name)
     with suppress(SettingError):
-        chunks = made.chunks if facts and facts.has_chunks else None
-        fact: Fact = getattr(theory, quantity)(made.name, made.ranks, made.microbatches, timeline.costs, chunks)
+        cut = {name: getattr(made, name) for name in options_of(made.name) if name in ("chunks", "slices")}
+        whole = made.microbatches // made.slices
+        fact: Fact = getattr(theory, quantity)(made.name, made.ranks, whole, timeline.costs, **cut)
         known = fact.value if isinstance(fact.value, tuple) else (fact.value,)
         if all(map(math.isclose, known, values if isinstance(values, tuple) else (values,))):
             return fact

@@ -94,8 +94,12 @@ def facts_of(name: str) -> Facts | None:
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """Return the options of the schedule `name`: its generator's parameters after rank, ranks and microbatches."""
-    parameters = inspect.signature(_entries[name].generator).parameters
+    """Return the options of a schedule: its generator's parameters after rank, ranks and microbatches.
+
+    Raises:
+        SettingError: There is no such schedule.
+    """
+    parameters = inspect.signature(require_registered(name).generator).parameters
     return dict(islice(parameters.items(), 3, None))
 
 
