@@ -286,6 +286,8 @@ def _memory(ax: Axes, panel: Panel, end: float, most: float, row: Mapping[str, f
     beside: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": ink}
     ax.hlines([rank + row["strip"] for rank in range(len(peaks))], 0, end, color=ink, linewidth=0.5, alpha=0.35)
     for rank, (times, held) in enumerate(panel.memory):
+        # What a rank holds after its last change, it holds to the end, as in a job that hangs.
+        times, held = [*times, float(panel.timeline.makespan)], [*held, held[-1]]
         floor = rank + row["floor"]
         tops = [floor - unit * min(most or 1, each) for each in held]
         ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)

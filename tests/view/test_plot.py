@@ -240,6 +240,13 @@ def test_the_height_of_the_memory_strip_shows_the_activations_held(timeline):
             assert height(strip, time) == pytest.approx((started - ended) * unit, abs=0.002)
 
 
+def test_what_a_rank_still_holds_is_drawn_to_the_end():
+    hangs = dataclasses.replace(SMALL, rows=tuple(row[:1] for row in SMALL.rows))  # a forward on each rank
+    ax = hangs.plot(memory=1)
+    after = [[height(strip, time) > 0.03 for time in (0.5, 1.5, 2.5, 3.5)] for strip in strips(ax, 4)]
+    assert after == [[time >= rank for time in range(4)] for rank in range(4)]
+
+
 def test_a_given_memory_scale_makes_pictures_comparable():
     own, common = (height(strips(SMALL.plot(memory=memory), 4)[0], 3.5) for memory in (True, 8))
     assert common == pytest.approx(own / 2, abs=0.002)
