@@ -286,7 +286,7 @@ def _memory(ax: Axes, panel: Panel, end: float, most: float, row: Mapping[str, f
     beside: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": ink}
     ax.hlines([rank + row["strip"] for rank in range(len(peaks))], 0, end, color=ink, linewidth=0.5, alpha=0.35)
     for rank, (times, held) in enumerate(panel.memory):
-        # What a rank holds after its last change, it holds to the end, as in a job that hangs.
+        # After its last change, a rank holds the same to the end, as in a job that hangs.
         times, held = [*times, float(panel.timeline.makespan)], [*held, held[-1]]
         floor = rank + row["floor"]
         tops = [floor - unit * min(most or 1, each) for each in held]
