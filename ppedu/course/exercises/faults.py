@@ -245,7 +245,7 @@ def _plant_copies(random: Random) -> Planted:
 # Bugs of the training program, with their names in the museum: what each means, where it may be, and its fix.
 _BUGS: dict[str, tuple[str, Where, str]] = {
     "loss not divided": (
-        "a loss counts as much as the whole batch",
+        "the losses of the microbatches aren't divided by their number",
         ANYWHERE,
         "divide each loss by the number of microbatches",
     ),

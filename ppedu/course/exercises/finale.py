@@ -182,7 +182,7 @@ class Case:
         if self.hangs:
             return "\n".join([*lines, "It starts, and never finishes its first step.", *job.waiting()])
         lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
-        possible = f"On these machines, {pretty(job.goal, 's')} or less are possible."
+        possible = f"On these machines, {pretty(job.goal, 's')} is possible."
         if job.overflows:
             lines.append(f"It ran out of memory, and was recorded on larger machines. {possible}")
         elif job.late:
@@ -320,6 +320,6 @@ def _signs(job: Setup) -> dict[str, str]:
         "order": runs,
         "messages": runs,
         "memory": f"The fullest rank keeps {pretty(max(job.peaks))} GB, and has {pretty(job.room)}.",
-        "time": f"A step takes {pretty(job.step, 's')}, and {pretty(job.goal, 's')} are possible.",
+        "time": f"A step takes {pretty(job.step, 's')}, and {pretty(job.goal, 's')} is possible.",
         "gradients": f"Gradients are those of one process, to {EXACT:.2%}.",
     }

@@ -182,7 +182,7 @@ class Setup:
             failing["memory"] = f"rank {most} keeps {pretty(max(self.peaks))} GB, and has {pretty(self.room)}"
         planned = self.plan.step
         if self.late:
-            failing["time"] = f"a step takes {pretty(self.step, 's')}, and {pretty(self.goal, 's')} are possible"
+            failing["time"] = f"a step takes {pretty(self.step, 's')}, and {pretty(self.goal, 's')} is possible"
         elif self.step > planned * ENOUGH:
             failing["time"] = (
                 f"a step takes {pretty(self.step, 's')}, where this schedule should take {pretty(planned, 's')}: the "
