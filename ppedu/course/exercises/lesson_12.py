@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from threading import Event
 from typing import Any, NamedTuple
 
 from ppedu.core import Op, Schedule
@@ -161,31 +158,6 @@ def simulate_streams(orders: Orders, known: Mapping[str, Half]) -> Spans:
                 ends[name] = free[stream] = start + known[name].time
                 spans.append((stream, name, start, ends[name]))
                 moved = True
-    return spans
-
-
-def emulate_streams(orders: Orders, known: Mapping[str, Half], unit: float = 0.2) -> Spans:
-    """Run the parts in one thread for each stream, which sleeps as long as they take; return the measured spans.
-
-    Args:
-        unit: The seconds of one unit of time. The spans are in units.
-    """
-    done = {name: Event() for name in known}
-    spans: Spans = []
-    begin = time.monotonic()
-
-    def run(stream: str) -> None:
-        for name in orders[stream]:
-            part = known[name]
-            if part.after:
-                done[part.after].wait()
-            start = time.monotonic()
-            time.sleep(part.time * unit)
-            spans.append((stream, name, (start - begin) / unit, (time.monotonic() - begin) / unit))
-            done[name].set()
-
-    with ThreadPoolExecutor(len(orders)) as pool:
-        list(pool.map(run, orders))
     return spans
 
 
