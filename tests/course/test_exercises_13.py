@@ -263,6 +263,27 @@ def test_the_times_that_the_lesson_states_without_computing_them():
     assert slow.peak(simulate(yours, slow.costs(8))) == pytest.approx(69.8, abs=0.05)
 
 
+def test_what_the_lesson_says_of_halves_that_are_not_equal():
+    """As in lesson 10: at half of attention, a layer's products with weights take 12·w a token, and attention T."""
+    products, attention = 12 * heron.width, 16_384
+
+    def took(each, link, longer=1.0):
+        costs = replace(heron, sequence=16_384, link=link).costs(8)
+        unit = costs.forward / (products + attention)
+        halves = {"input": (products + 2.5 * attention) * unit, "weight": products * unit}
+        whole = sum(halves.values())
+        halves = {name: time * longer for name, time in halves.items()}
+        return simulate(each, replace(costs, backward=whole, **halves)).makespan
+
+    yours = build("yours", Registered(right, "loop"), 8, 32, {})
+    others = [schedule(name, 8, 32) for name in ("1f1b", "zb-h1", "zb-v")]
+    chunks = schedule("interleaved", 8, 32, chunks=4)
+    assert took(yours, heron.link / 4) < min(took(each, heron.link / 4) for each in (*others, chunks))
+    assert took(schedule("zb-h2", 8, 32), heron.link / 4) < took(yours, heron.link / 4)  # but it does not fit
+    assert took(others[2], heron.link) < min(took(each, heron.link) for each in (yours, *others[:2], chunks))
+    assert took(chunks, heron.link, 1.05) < took(others[2], heron.link, 1.05)
+
+
 WRONG["13.2"] = {
     "what the lesson starts with": (
         in_turn(lambda r, p: min(3, p - r), lambda r, p: 0),
