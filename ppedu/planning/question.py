@@ -21,9 +21,12 @@ EXAMPLE = """[model]
 layers = 32
 forward = [0.5, 12, 29]  # embedding, each layer, head with loss
 unit = "ms"
+activation = [0, 1.1e9, 6.3e9]  # bytes of a microbatch, from its forward to its backward
+weights = [525e6, 218e6, 525e6]
+bytes_per_weight = 16
 
 [machine]
-memory = 80e9
+memory = 80e9  # bytes of a GPU; try 40e9
 
 [plan]
 ranks = 8
