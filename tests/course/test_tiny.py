@@ -28,7 +28,7 @@ def cases(ranks):
     found = [
         (name, microbatches, {}, None)
         for name, microbatches in numbers.items()
-        if microbatches and pp.schedule(name, ranks, microbatches).placement.copies == 1
+        if microbatches and (made := pp.schedule(name, ranks, microbatches)).placement.copies == made.slices == 1
     ]
     return [
         *found,
