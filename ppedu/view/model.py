@@ -329,7 +329,7 @@ class Stack:
         scale = f", 0 to {pretty(self.most, unit)}" if self.most else ""
         # An entry that does not occur is False or empty, and is left out.
         words: dict[str, Any] = {
-            **{op: op in self.fills and NAMES[op] for op in COLORS},
+            **{op: op in self.fills and f"{op.value}: {NAMES[op]}" for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second stream",
             "memory": not self.bare and ": ".join([f"activations held{scale}", *held[:1]]),

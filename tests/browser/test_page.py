@@ -479,7 +479,7 @@ def test_a_saved_svg_has_a_box_for_each_action_at_its_time_and_in_its_colour(vis
     *parts, foot = root.findall(f"{SPACE}svg")
     assert len(parts) == len(odd)
     most = max(max(each.peak_activations) for each in odd)
-    assert {"forward", f"activations held, 0 to {most}"} < {each.text for each in foot.iter(f"{SPACE}text")}
+    assert {"F: forward", f"activations held, 0 to {most}"} < {each.text for each in foot.iter(f"{SPACE}text")}
     down, clips = 0.0, set()
     for part, timeline in zip(parts, odd, strict=True):
         assert float(part.get("y")) == down

@@ -132,11 +132,11 @@ def test_the_legend_names_what_is_drawn():
     def legend(timeline, **options):
         return [text.get_text() for text in timeline.plot(**options).get_legend().get_texts()]
 
-    assert legend(SMALL) == ["forward", "backward", "activations held, 0 to 4"]
-    assert legend(SMALL, memory=False) == ["forward", "backward"]
-    assert legend(SMALL, memory=False, outline=SMALL) == ["forward", "backward", "outlined: simulated"]
+    assert legend(SMALL) == ["F: forward", "B: backward", "activations held, 0 to 4"]
+    assert legend(SMALL, memory=False) == ["F: forward", "B: backward"]
+    assert legend(SMALL, memory=False, outline=SMALL) == ["F: forward", "B: backward", "outlined: simulated"]
     assert legend(simulated("0F0 0I0 0W0"), memory=False) == [
-        *["forward", "backward for the input", "backward for the weights"]
+        *["F: forward", "I: backward for the input", "W: backward for the weights"]
     ]
 
 

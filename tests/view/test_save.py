@@ -47,7 +47,7 @@ def test_the_words_and_numbers_of_an_svg_are_text(tmp_path):
     TIMELINE.save(tmp_path / "x.svg")
     drawn = list(ElementTree.parse(tmp_path / "x.svg").iter("{http://www.w3.org/2000/svg}text"))
     texts = [each.text for each in drawn]
-    assert {"rank 0", "forward", "makespan 33    bubble 27.3%    peak activations 4"} <= set(texts)
+    assert {"rank 0", "F: forward", "makespan 33    bubble 27.3%    peak activations 4"} <= set(texts)
     assert {"0F7", "3F7", "0B7", "3B7"} <= set(texts)
     assert {each.get("{http://www.w3.org/XML/1998/namespace}space") for each in drawn} == {"preserve"}
 
