@@ -20,6 +20,10 @@ class Handler(SimpleHTTPRequestHandler):
         known = {".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm"}
         return known.get(Path(path).suffix) or super().guess_type(path)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a browser that closes a page does not wait for its files
+            super().handle()
+
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
         path = path / "index.html" if path.is_dir() else path
