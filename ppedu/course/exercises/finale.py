@@ -212,10 +212,10 @@ class Table(list[Sequence[str]]):
 
 def choices() -> Table:
     """Return the faults to choose from, each with its place, and with an example of a setting that cures it."""
-    rows = Table([("what", "which means", "where", "cure, such as")])
+    rows = Table([("what", "where", "cure, such as")])
     for name, fault in FAULTS.items():
         cure = fault.cure(*planted(fault, Random(0)))
-        rows.append((name, fault.text, fault.where, described(cure)))
+        rows.append((name, fault.where, described(cure)))
     return rows
 
 
