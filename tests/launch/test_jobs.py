@@ -55,7 +55,11 @@ def test_a_job_for_skypilot_runs_the_program_on_its_nodes(tmp_path):
 
 
 def test_a_job_for_kubernetes_runs_the_program_on_its_nodes(tmp_path):
-    save(tmp_path / "My_job.k8s.yaml", Job(["job.py"], 1, 2, files=JOB.files))
+    program = b"""# Saved by ppedu.
+import os, pathlib
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {pathlib.Path('job.inputs').read_text()}\\n", end="")
+"""
+    save(tmp_path / "My_job.k8s.yaml", Job(["job.py"], 1, 2, files={"job.py": program, "job.inputs": b"7"}))
     files, job = yaml.safe_load_all((tmp_path / "My_job.k8s.yaml").read_text())
     assert files["metadata"] == job["metadata"] == {"name": "my-job"}
     assert job["spec"]["nprocPerNode"] == "1"
@@ -75,7 +79,7 @@ def test_a_job_for_kubernetes_runs_the_program_on_its_nodes(tmp_path):
         for rank in range(2)
     ]
     script = container["args"][0].replace("cd /job", f"cd '{tmp_path}'")
-    assert run_nodes(script, tmp_path, *nodes) == "sum 11 7\n"
+    assert run_nodes(script, tmp_path, *nodes) == "rank 0 of 2 7\nrank 1 of 2 7\n"  # so the nodes have met
 
 
 def test_an_elastic_job_asks_kubernetes_for_workers_only(tmp_path):

@@ -19,7 +19,7 @@ GRANDCHILD = "import os, subprocess, sys; print(os.getpid(), subprocess.Popen(['
 
 
 @pytest.mark.parametrize(
-    ("end", "timeout"), [("", 60), ("1 / 0", 60), ("os.kill(os.getpid(), 9)", 60), ("while True: pass", 2)]
+    ("end", "timeout"), [("", 60), ("1 / 0", 60), ("os.kill(os.getpid(), 9)", 60), ("__import__('time').sleep(100)", 2)]
 )
 def test_processes_that_a_rank_has_started_end_with_it(ranks, gone, end, timeout):
     text = [b""] * 2
@@ -71,8 +71,8 @@ def test_the_next_run_works_after_two_interrupts(ranks, light_pool):
     assert ranks("print('well')", 2, pool=light_pool) == ["well\n"] * 2
 
 
-def test_no_process_outlives_an_interrupted_owner(start_owner, marked, gone):
-    process, mark = start_owner(RUN, GRANDCHILD + "while True: pass")
+def test_no_process_outlives_an_interrupted_owner(start_owner, light, marked, gone):
+    process, mark = start_owner(RUN, GRANDCHILD + "while True: pass", PYTHONPATH=light)
     ranks = {int(number) for _ in range(2) for number in process.stdout.readline().split()}  # and their children
     started = ranks | set(marked(mark))
     process.send_signal(signal.SIGINT)
@@ -135,7 +135,7 @@ def test_a_run_whose_launcher_is_killed_ends_with_advice(ranks, light_pool, tmp_
 def test_a_failed_run_leaves_no_open_file(ranks):
     ranks("print()", 4)
     before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
-    for program in ("1 / 0", "while True: pass"):
+    for program in ("1 / 0", "import time; time.sleep(100)"):
         with pytest.raises(RankError):
             ranks(program, 4, timeout=1)
     assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before

@@ -43,6 +43,17 @@ def before_others(folder):
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+@pytest.fixture
+def importing_pool(tmp_path, monkeypatch):
+    """A pool whose launcher imports a torch that takes long, until PYTHONPATH names another one."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "torch.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setenv("PYTHONPATH", before_others(tmp_path / "slow"))
+    pool = RankPool()
+    yield pool
+    pool.close()
+
+
 @pytest.mark.parametrize("slow", [False, True])
 def test_an_interrupt_while_torch_is_imported_takes_effect_at_once(tmp_path, start_owner, leftovers, slow):
     if slow:
@@ -64,15 +75,17 @@ def test_an_interrupt_while_torch_is_imported_takes_effect_at_once(tmp_path, sta
 
 
 @pytest.mark.parametrize("unread", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_launcher_killed_while_it_imports_torch_is_reported_as_killed(ranks, spare_pool, tmp_path, unread):
-    spare_pool.close()
-    spare_pool.start()
+def test_a_launcher_killed_while_it_imports_torch_is_reported_as_killed(
+    ranks, importing_pool, light, tmp_path, monkeypatch, unread
+):
+    importing_pool.start()
     if unread:  # a message that it never reads
-        spare_pool.make_folder(tmp_path / "folder")
-    os.kill(spare_pool.server, signal.SIGKILL)
+        importing_pool.make_folder(tmp_path / "folder")
+    os.kill(importing_pool.server, signal.SIGKILL)
     with pytest.raises(PipelineError, match="the launcher was killed by SIGKILL while it imported torch; run it again"):
-        spare_pool._wait_until_ready()
-    assert ranks("print('well')", 2, pool=spare_pool) == ["well\n"] * 2
+        importing_pool._wait_until_ready()
+    monkeypatch.setenv("PYTHONPATH", light)
+    assert ranks("print('well')", 2, pool=importing_pool) == ["well\n"] * 2
 
 
 def test_without_torch_the_error_names_what_to_install(tmp_path, start_owner, leftovers):
@@ -112,26 +125,27 @@ def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(start_owne
 
 
 @pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
-def test_the_environment_is_not_written_to_a_file(start_owner, leftovers, launcher):
+def test_the_environment_is_not_written_to_a_file(start_owner, leftovers, light, launcher):
     program = """
 import os, tempfile
 from pathlib import Path
 files = [file for file in Path(tempfile.gettempdir()).rglob("*") if file.is_file()]
 print(len(files) > 0, [file.name for file in files if os.environ["PASSWORD"].encode() in file.read_bytes()])"""
     source = "pool.run(sys.argv[1], 1, write=write); pool.close()"
-    process, mark = start_owner(source, program, PASSWORD=uuid.uuid4().hex, LAUNCHER=launcher)
+    quick = {"PYTHONPATH": light} if launcher == "zygote" else {}
+    process, mark = start_owner(source, program, PASSWORD=uuid.uuid4().hex, LAUNCHER=launcher, **quick)
     assert process.communicate(timeout=60)[0] == "True []\n"
     assert leftovers(mark) == []
 
 
-def test_another_thread_can_stop_a_launcher_that_is_starting(spare_pool, ranks):
-    spare_pool.close()
-    timer = threading.Timer(0.3, spare_pool.stop)
+def test_another_thread_can_stop_a_launcher_that_is_starting(importing_pool, light, ranks, monkeypatch):
+    timer = threading.Timer(0.3, importing_pool.stop)
     timer.start()
     with pytest.raises(PipelineError, match="was killed by SIGKILL while it imported torch; run it again"):
-        ranks("import time; time.sleep(1000)", 2, pool=spare_pool)
+        ranks("import time; time.sleep(1000)", 2, pool=importing_pool)
     timer.join()
-    assert ranks("print('well')", 2, pool=spare_pool) == ["well\n"] * 2
+    monkeypatch.setenv("PYTHONPATH", light)
+    assert ranks("print('well')", 2, pool=importing_pool) == ["well\n"] * 2
 
 
 @pytest.mark.parametrize("launcher", [None, 3, [], "", "wat", {}])
