@@ -16,6 +16,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from opened import ROOT, save_picture
 from playwright.sync_api import expect
+from strategies import slow
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
@@ -54,11 +55,15 @@ def address(folder):
 
 @contextlib.contextmanager
 def visits(chromium, address):
-    """Yield `visit(fragment)`, which opens the playground; requests to other origins and errors are wrong."""
+    """Yield `visit(fragment)`, which opens the playground; requests to other origins and errors are wrong.
+
+    Without a service worker, which would fetch the whole book for each visit, unless `service_workers` is "allow".
+    """
     contexts, wrong = [], []
+    usual = {"viewport": {"width": 1280, "height": 900}, "service_workers": "block"}
 
     def visit(fragment="", path="", **options):
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context = chromium.new_context(**{**usual, **options})
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(error))
@@ -86,7 +91,7 @@ def visit(chromium, address):
 def playground(chromium, address):
     """One page for all tests that do not need a new one, since Python takes seven seconds to load."""
     with visits(chromium, address) as visit:
-        yield visit()
+        yield visit(service_workers="allow")
 
 
 def follow(page, fragment):
@@ -397,7 +402,8 @@ def test_a_phone_opens_a_link_and_needs_no_network_on_its_second_visit(playgroun
     playground.get_by_label("ranks", exact=True).first.fill("3")
     playground.wait_for_function("() => document.querySelector('#shown').textContent.includes('ranks=3')")
     phone = {"viewport": {"width": 400, "height": 800}, "has_touch": True, "is_mobile": True}
-    page = visit(playground.url.partition("#")[2], "index.html", color_scheme="dark", **phone)
+    fragment, options = playground.url.partition("#")[2], {"color_scheme": "dark", "service_workers": "allow"}
+    page = visit(fragment, "index.html", **options, **phone)
     page.evaluate("async () => { await navigator.serviceWorker.ready; }")
     page.reload()  # what was fetched before the service worker came is kept now
     expect(page.locator("#shown")).to_contain_text("ranks=3", timeout=60_000)
@@ -504,11 +510,15 @@ TOO_WIDE = """() => {
 }"""
 
 
-def test_code_fits_and_no_page_is_wider_than_a_phone(visit):
-    page = visit(path="schedules/", service_workers="block")  # it would fetch the whole book meanwhile
+LESSONS = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+PAGES = ["../../schedules/zb-v", "../../schedules/", "../docs/guide", *LESSONS[::8]]
+
+
+@pytest.mark.parametrize("paths", [PAGES, *slow([[name for name in LESSONS if name not in PAGES]])], ids=["", "others"])
+def test_code_fits_and_no_page_is_wider_than_a_phone(visit, paths):
+    page = visit(path="schedules/")
     folder = page.url.partition("schedules")[0] + "book/notebooks/"
-    lessons = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    for path in ("../../schedules/zb-v", "../../schedules/", "../docs/guide", *lessons):
+    for path in paths:
         page.set_viewport_size({"width": 1280, "height": 900})
         page.goto(f"{folder}{path}{'' if path.endswith('/') else '.html'}", wait_until="domcontentloaded")
         assert page.evaluate(TOO_WIDE) == [], path
@@ -566,7 +576,7 @@ KEPT = """async name => {
 
 
 def test_the_book_is_searched_without_a_network(visit):
-    page = visit(path="book/docs/losses.html")
+    page = visit(path="book/docs/losses.html", service_workers="allow")
     page.evaluate(KEPT, "/widgets.js")  # the last file that is kept
     page.context.set_offline(True)
     page.get_by_role("textbox", name="Search").fill("makespan")
