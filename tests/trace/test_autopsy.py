@@ -186,7 +186,8 @@ def test_a_report_is_a_page_of_its_own(tmp_path):
     page = (tmp_path / "report.html").read_text()
     for finding in autopsy.findings:
         assert finding.sentence.replace("'", "&#x27;") in page
-    assert "https://" not in page.replace("https://www.w3.org", "")
+    # Words of XML, and how the script writes a link to a paper.
+    assert "https://" not in page.replace("https://www.w3.org", "").replace("https://${", "")
     with pytest.raises(pp.SettingError, match=r"end it in \.html"):
         autopsy.save(tmp_path / "report.pdf")
 
