@@ -53,7 +53,8 @@ def shrink(schedule: Schedule, *, transport: str = "buffered", buffers: int | No
     def fails_in_groups(groups: Sequence[Sequence[int]], microbatches: Sequence[int]) -> bool:
         return fails(sorted(chain(*groups)), microbatches)
 
-    stages, microbatches, home = [*range(whole.stages)], [*range(whole.microbatches)], whole.placement.holders[0]
+    stages, microbatches = [*range(whole.stages)], [*range(whole.microbatches // whole.slices)]
+    home = whole.placement.holders[0]
     if kind == "buffer":  # most are those of one stage, or of it and its neighbors on the rank
         first = problems[0].action.stage
         near = [stage for stage in stages[max(0, first - 1) : first + 2] if home[stage] == home[first]]
@@ -65,7 +66,7 @@ def shrink(schedule: Schedule, *, transport: str = "buffered", buffers: int | No
         groups = [[stage for stage in stages if home[stage] == rank] for rank in sorted({home[s] for s in stages})]
         groups = _fewest(groups, partial(fails_in_groups, microbatches=microbatches))  # a V stays one without a rank
         stages = _fewest(sorted(chain(*groups)), partial(fails, microbatches=microbatches))
-    nothing = (len(stages), len(microbatches)) == (whole.stages, whole.microbatches)  # was left out
+    nothing = (len(stages), len(microbatches) * whole.slices) == (whole.stages, whole.microbatches)  # was left out
     return whole if nothing else _part(whole, stages, microbatches)
 
 
@@ -95,13 +96,15 @@ def _may_be_cut(placement: Placement, lowered: bool, stages: Sequence[int]) -> b
 
 def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]) -> Schedule:
     """Return the schedule with these stages and microbatches alone, on the ranks that run them."""
-    copies = sorted({schedule.placement.copy(microbatch) for microbatch in microbatches})
+    slices = schedule.slices
+    numbers = [number for first in microbatches for number in range(first * slices, (first + 1) * slices)]
+    copies = sorted({schedule.placement.copy(number) for number in numbers})
     holders = [[schedule.placement.holders[copy][stage] for stage in stages] for copy in copies]
     ranks = sorted({rank for copy in holders for rank in copy})
     rows = tuple(tuple(ranks.index(rank) for rank in copy) for copy in holders)
     shape = "loop" if rows == (tuple(range(len(ranks))),) else "custom"
-    first = sum(schedule.placement.copy(microbatch) == copies[0] for microbatch in microbatches)
-    placement = Placement(shape, len(ranks), rows, first if len(rows) > 1 else 0)
+    first = sum(schedule.placement.copy(number) == copies[0] for number in numbers)
+    placement = Placement(shape, len(ranks), rows, first if len(rows) > 1 else 0, slices)
     outside = set()  # messages to stages that are left out
     if stages[0] > 0:
         outside |= {(stages[0], Op.RECV_F), (stages[0], Op.SEND_B)}
@@ -110,7 +113,7 @@ def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]
 
     lost = {(copy[stage], stage) for copy in schedule.placement.holders for stage in stages}  # with a copy left out
     lost -= {(rank, stage) for copy in holders for rank, stage in zip(copy, stages, strict=True)}
-    of_stage, of_microbatch = _renumbered(stages, schedule.stages), _renumbered(microbatches, schedule.microbatches)
+    of_stage, of_microbatch = _renumbered(stages, schedule.stages), _renumbered(numbers, schedule.microbatches)
 
     def kept(action: Action, rank: int) -> Iterator[Action]:
         singles = []
@@ -128,13 +131,13 @@ def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]
 
     # Most actions are of a microbatch that is left out, and `kept` is slower. The microbatch of pairs and of sharding
     # is -1.
-    gone = {*range(schedule.microbatches)} - {*microbatches}
+    gone = {*range(schedule.microbatches)} - {*numbers}
     orders = tuple(
         tuple(each for action in schedule.orders[rank] if action.microbatch not in gone for each in kept(action, rank))
         for rank in ranks
     )
     name = f"{schedule.name}: stages {_listed(stages)}; microbatches {_listed(microbatches)}"
-    return Schedule(name, placement, len(microbatches), orders, schedule.forward_only)
+    return Schedule(name, placement, len(numbers), orders, schedule.forward_only)
 
 
 def _renumbered(kept: Sequence[int], count: int) -> Callable[[int], int | None]:
