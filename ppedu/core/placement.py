@@ -72,7 +72,7 @@ class Placement:
     __getstate__ = fields_alone
 
     @classmethod
-    def make(cls, name: str, ranks: int, chunks: int = 1, microbatches: int = 1) -> Placement:
+    def make(cls, name: str, ranks: int, chunks: int = 1, microbatches: int = 1, slices: int = 1) -> Placement:
         """Return the placement called `name` for `ranks` ranks.
 
         Args:
@@ -83,22 +83,23 @@ class Placement:
                 "bidirectional": two copies of the model, each a zigzag of `chunks` stages on each rank, one from the
                 first rank, one from the last. The first half of the `microbatches`, rounded up, runs through the first
                 copy.
+            slices: Of each of the `microbatches`.
 
         Raises:
             SettingError: There is no such placement, or a number is not a whole number above 0.
         """
-        ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
+        ranks, chunks, microbatches = require_size(ranks, chunks, microbatches, slices)
         if not isinstance(name, str) or name not in ("loop", "v", "bidirectional"):
             raise SettingError(f"unknown placement {name!r}; available: loop, v, bidirectional")
         down = tuple(range(ranks))
         up = down[::-1]
         if name == "loop":
-            return cls(name, ranks, (down * chunks,))
+            return cls(name, ranks, (down * chunks,), slices=slices)
         zigzags = [(each * chunks)[: ranks * chunks] for each in (down + up, up + down)]
         if name == "v":
-            return cls(name, ranks, (zigzags[0],))
+            return cls(name, ranks, (zigzags[0],), slices=slices)
         first_half = microbatches - microbatches // 2
-        return cls(name, ranks, (zigzags[0], zigzags[1]), split=first_half)
+        return cls(name, ranks, (zigzags[0], zigzags[1]), first_half * require_count("slices", slices), slices)
 
     @classmethod
     def custom(cls, holders: Sequence[int]) -> Placement:

@@ -362,7 +362,8 @@ def _with_fitting_placement(schedule: Schedule) -> Schedule | None:
     if odd or not any(problem.kind == "rank" for problem in schedule.problems):
         return None
     for name in ("loop", "v", "bidirectional"):
-        other = replace(schedule, placement=Placement.make(name, schedule.ranks, chunks, schedule.microbatches))
+        whole = schedule.microbatches // schedule.slices
+        other = replace(schedule, placement=Placement.make(name, schedule.ranks, chunks, whole, schedule.slices))
         if not any(problem.kind == "rank" for problem in other.problems):
             return other
     return None

@@ -43,13 +43,13 @@ def require_rank(rank: Any, ranks: int) -> int:
 MOST_FORWARDS = 5_000_000  # of a schedule: some gigabytes
 
 
-def require_size(ranks: Any, chunks: Any, microbatches: Any) -> tuple[int, int, int]:
-    """Return the three as ints. Raise SettingError unless a schedule of this size is possible and fits in memory."""
-    counts = {"ranks": ranks, "chunks": chunks, "microbatches": microbatches}
+def require_size(ranks: Any, chunks: Any, microbatches: Any, slices: Any = 1) -> tuple[int, int, int]:
+    """Return the first three as ints. Raise SettingError unless such a schedule is possible and fits in memory."""
+    counts = {"ranks": ranks, "chunks": chunks, "microbatches": microbatches, "slices": slices}
     counts = {name: require_count(name, count) for name, count in counts.items()}
     forwards = math.prod(counts.values())
     if forwards > MOST_FORWARDS:
-        size = ", ".join(f"{count} {name}" for name, count in counts.items())
+        size = ", ".join(f"{count} {name}" for name, count in counts.items() if name != "slices" or count > 1)
         raise SettingError(f"{size} make {forwards} forwards; at most {MOST_FORWARDS} fit here: take fewer of them")
     return counts["ranks"], counts["chunks"], counts["microbatches"]
 

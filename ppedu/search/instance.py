@@ -358,6 +358,8 @@ def named(given: Placement | str, ranks: int, chunks: int | None, microbatches: 
             raise SettingError(f"the placement is for {given.ranks} ranks; got ranks={ranks}")
         if chunks is not None:
             raise SettingError("the chunks are those of the placement; leave out chunks")
+        if given.slices > 1:
+            raise SettingError("a search is for whole sequences; give a placement with slices=1")
         return given
     require_instance("placement", given, str, 'a Placement, or "loop", "v" or "bidirectional"')
     if chunks is None:

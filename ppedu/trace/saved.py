@@ -95,8 +95,7 @@ def _placement(about: About) -> Placement:
     stages = len(about["holders"])
     if about["ranks"] * about["chunks"] != stages:
         raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks cannot hold {stages} stages")
-    made = Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"] // slices)
-    return replace(made, split=made.split * slices, slices=slices)
+    return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"] // slices, slices)
 
 
 def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Timeline:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain, islice, zip_longest
 from shutil import get_terminal_size
@@ -207,10 +207,10 @@ def require_registered(name: object) -> Registered:
 def build(name: str, entry: Registered, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """Return the schedule of an entry, registered or not, under the name `name`. Errors as for `schedule`."""
     settings = _settings(name, entry.generator, options)
-    ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
+    slices = require_count("slices", settings.get("slices", 1))
+    ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches, slices)
     if "chunks" in options:
         options["chunks"] = chunks  # an int of Python, where it was one of NumPy or torch
-    slices = require_count("slices", settings.get("slices", 1))
     most = MOST_ACTIONS * microbatches * chunks * slices
     label = f"the schedule {name!r}"
     orders = []
@@ -221,9 +221,7 @@ def build(name: str, entry: Registered, ranks: int, microbatches: int, options: 
         orders.append(tuple(islice(actions, most + 1)))
         if len(orders[rank]) > most:
             raise ScheduleError(f"{label} yielded more than {most} actions on rank {rank}; does its loop end?")
-    placement = Placement.make(entry.placement, ranks, chunks, microbatches)
-    if slices > 1:
-        placement = replace(placement, split=placement.split * slices, slices=slices)
+    placement = Placement.make(entry.placement, ranks, chunks, microbatches, slices)
     try:
         return Schedule(name, placement, microbatches * slices, tuple(orders), entry.forward_only)
     except SettingError as error:
