@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ppedu.core import Action, Op, Schedule
+from ppedu.core import Action, Op, Schedule, SettingError
 from ppedu.core.dependencies import Numbered
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
 from ppedu.sim.costs import Costs
@@ -32,15 +32,18 @@ class TickClock(NamedTuple):
     @classmethod
     def of(cls, schedule: Schedule, costs: Costs) -> TickClock:
         """Return the clock for a schedule's stages and microbatches at these costs."""
-        size = schedule.stages, schedule.ranks, schedule.microbatches
+        size = schedule.stages, schedule.ranks, schedule.microbatches, schedule.slices
         alone = costs.durations(*size)
         paired = alone
         if costs.overlap is not None:
             pairs = costs.per_stage(costs.overlap, *size)
             half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
             paired = dict.fromkeys(alone, half)
-        if schedule.slices > 1:
-            alone, paired = (_of_slices(times, schedule, costs.attention) for times in (alone, paired))
+        if schedule.slices > 1 and costs.attention:
+            alone, paired = (_with_attention(times, schedule, costs.attention) for times in (alone, paired))
+            ops = {single.op for block in schedule.numbered.blocks for single in block.sample.singles}
+            if Op.I in ops and min(flat(alone[Op.I])) < 0:
+                raise SettingError("all attention of B is in I, which takes less; give less attention")
         numbers = list(flat(chain(*alone.values(), *paired.values())))
         for cost in (costs.latency, costs.transfer):
             numbers += cost.values() if isinstance(cost, PerLink) else [cost]
@@ -86,19 +89,18 @@ class TickClock(NamedTuple):
         return self.occupies(sender, receiver) + of_link("latency", self.latency, sender, receiver)
 
 
-def _of_slices(times: dict[Op, list[Any]], schedule: Schedule, attention: Number) -> dict[Op, list[Any]]:
-    """Return the times of slices, by op and stage, from those of whole sequences. Tables have times of slices already.
+def _with_attention(times: dict[Op, list[Any]], schedule: Schedule, attention: Number) -> dict[Op, list[Any]]:
+    """Return the times of slices, by op and stage, from the means of a sequence's. Tables have them already.
 
     Of n slices, slice j has (2j + 1)/n² of the attention, and 1/n of the rest. I has what B has more, and W no more.
     """
-    slices, part = schedule.slices, Fraction(1, schedule.slices)
-    more = [attention * (Fraction(2 * j + 1, slices**2) - part) for j in range(slices)]
+    slices = schedule.slices
+    more = [attention * (Fraction(2 * j + 1, slices) - 1) for j in range(slices)]  # of the mean
 
-    def table(whole: Any, growing: Any) -> Any:
-        if isinstance(whole, tuple) or isinstance(growing, tuple):
-            return whole
-        found = [plain(part * whole + each * growing) for each in more]
-        return found[0] if len(set(found)) == 1 else tuple(found * (schedule.microbatches // slices))
+    def table(mean: Any, growing: Any) -> Any:
+        if isinstance(mean, tuple) or isinstance(growing, tuple):
+            return mean
+        return tuple([plain(mean + each * growing) for each in more] * (schedule.microbatches // slices))
 
     growing = {Op.F: times[Op.F], Op.B: times[Op.B], Op.I: times[Op.B], Op.W: [0] * schedule.stages}
     return {op: [*map(table, times[op], growing[op])] for op in times}

@@ -175,13 +175,16 @@ class Costs:
                     _require_cost(f"{name}({stage}, {m})", row[m])
         return replace(self, **tables)
 
-    def per_stage(self, cost: Any, stages: int, ranks: int, microbatches: int | None = None) -> list[Any]:
+    def per_stage(
+        self, cost: Any, stages: int, ranks: int, microbatches: int | None = None, slices: int = 1
+    ) -> list[Any]:
         """Return `cost` for each stage: the number of a share scaled to a stage, or the entries of a sequence.
 
         Functions must be tabulated.
 
         Args:
             microbatches: Allows entries that are tuples with a number for each microbatch.
+            slices: Numbers are of whole sequences, and a slice takes its part. Tuples have numbers of slices already.
 
         Raises:
             SettingError: The sequence does not have one entry for each stage, or an entry not one for each microbatch.
@@ -192,7 +195,7 @@ class Costs:
         if not isinstance(cost, Sequence):
             share = Fraction(ranks, stages)
             one = plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)
-            return [one] * stages
+            return [ratio(one, slices)] * stages
         if len(cost) != stages:
             raise SettingError(
                 f"{len(cost)} costs for {stages} stages; give {stages}, one for each stage, "
@@ -204,17 +207,21 @@ class Costs:
                     f"{len(entry)} costs of stage {stage} for {microbatches} microbatches; give {microbatches}, one "
                     "for each microbatch, or a single number for the stage"
                 )
-        return list(cost)
+        return [entry if isinstance(entry, tuple) else ratio(entry, slices) for entry in cost]
 
-    def durations(self, stages: int, ranks: int, microbatches: int | None = None) -> dict[Op, list[Any]]:
+    def durations(
+        self, stages: int, ranks: int, microbatches: int | None = None, slices: int = 1
+    ) -> dict[Op, list[Any]]:
         """Return the times of F, B, I and W in each stage; arguments and errors as for `per_stage`.
+
+        Those of slices are means; `attention` is left to the clock.
 
         Raises:
             SettingError: Also if I or W takes longer than B.
         """
 
         def by_stage(cost: Cost) -> list[Any]:
-            return self.per_stage(cost, stages, ranks, microbatches)
+            return self.per_stage(cost, stages, ranks, microbatches, slices)
 
         def in_each(function: Callable[..., Any], *times: list[Any]) -> list[Any]:
             """Return the result of a function of the times in each stage."""
@@ -249,8 +256,8 @@ class Costs:
         allocates 10, B frees 10, I frees 6 and W 4. If the forward is recomputed from an input of 1, F allocates 1, and
         B or I the other 9.
         """
-        activations = [ratio(whole, slices) for whole in self.per_stage(self.activation, stages, ranks)]
-        inputs = [ratio(whole, slices) for whole in self.per_stage(self.stage_input, stages, stages)]
+        activations = self.per_stage(self.activation, stages, ranks, slices=slices)
+        inputs = self.per_stage(self.stage_input, stages, stages, slices=slices)
         after_forward = inputs if self.recompute else activations
         parts = self.per_stage(self.weight_memory, stages, stages)
         changes: dict[Op, list[tuple[Any, Any]]] = {op: [] for op in (Op.F, Op.B, Op.I, Op.W)}

@@ -25,7 +25,7 @@ CAUSES = {
     "memory for the next forward. This remains when the other causes are gone",
     "ordering": "what a faster order of the same actions, with no more memory, would save",
     "imbalance": "what stages that all take the mean time would save",
-    "variation": "what microbatches that all take the mean time would save",
+    "variation": "what microbatches, or slices, that all take the mean time would save",
     "communication": "what messages that take no time would save",
 }
 LISTED = 16  # ranks

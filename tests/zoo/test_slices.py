@@ -10,6 +10,7 @@ from strategies import sample
 
 import ppedu as pp
 from ppedu import Costs, SettingError
+from ppedu.course.board.board import Board
 
 # A figure of the authors of Seq1F1B (github.com/thunlp/Seq1F1B): 4 ranks, 8 microbatches of two slices. Forwards are
 # digits, backwards letters: a is microbatch 1. In the figure, one box of the second row says 1 instead of 5.
@@ -123,6 +124,9 @@ def test_what_cannot_be_cut_is_refused():
         (lambda: pp.export.to_torch(made), "cuts sequences into slices, which"),
         (lambda: pp.check(made, buffers=2), "buffers are of whole microbatches"),
         (lambda: pp.plan("gpt2", "h100", 2, 4, sequence=64, schedules="seq1f1b"), "plans do not weigh yet"),
+        (lambda: pp.search.optimal(2, 6, placement=made.placement), "a search is for whole sequences"),
+        (lambda: Board(made.placement, 6), "a board has whole sequences"),
+        (lambda: pp.schedule("seq1f1b", 2, 2, slices=10**9), "2 microbatches, 1000000000 slices make 4000000000"),
         (lambda: Costs(attention=2), "attention must be a part of the time, 0 to 1"),
     ):
         with pytest.raises(SettingError, match=says):
@@ -134,3 +138,41 @@ def test_a_saved_timeline_keeps_its_slices(tmp_path):
     timeline.save(tmp_path / "t.json")
     found = pp.Timeline.load(tmp_path / "t.json")
     assert found.schedule == timeline.schedule and found.costs == timeline.costs
+
+
+def test_numbers_and_tables_are_not_cut_twice():
+    """A table has the times of slices, and numbers those of whole sequences: each way to say 4, 6 and 2 is the same."""
+    made = pp.schedule("seq1f1b", 2, 3, slices=2)
+    whole = {"forward": 4, "input": 6, "weight": 2}
+    tables = {name: [[Fraction(time, 2)] * 6] * 2 for name, time in whole.items()}
+    for recompute in (False, True):
+        known = pp.simulate(made, Costs(**whole, recompute=recompute))
+        for names in itertools.product((0, 1), repeat=3):
+            mixed = {name: tables[name] if table else whole[name] for name, table in zip(whole, names, strict=True)}
+            found = pp.simulate(made, Costs(**mixed, recompute=recompute))
+            assert found.rows == known.rows
+            assert known.causes().items() <= found.causes().items()
+
+
+def test_longer_slices_are_a_cause_of_the_bubble():
+    made = pp.schedule("seq1f1b", 2, 3, slices=2)
+    even, uneven = (pp.simulate(made, Costs(4, 8, attention=attention)) for attention in (0, 1))
+    shares = uneven.causes()
+    assert uneven.bubble > even.bubble and "variation" not in even.causes()
+    assert shares["variation"] == pytest.approx((uneven.makespan - even.makespan) / uneven.makespan)
+    assert pp.simulate(made, Costs([[1, 3] * 3] * 2, [[2, 6] * 3] * 2)).causes() == shares
+
+
+def test_half_a_backward_without_room_for_its_attention_is_refused():
+    orders = [[pp.F(0, 0), pp.F(0, 1), pp.I(0, 1), pp.W(0, 1), pp.I(0, 0), pp.W(0, 0)]]
+    made = pp.Schedule("split", pp.Placement.make("loop", 1, slices=2), 2, orders)
+    assert pp.simulate(made, Costs(4, input=6, weight=2, attention=Fraction(3, 4))).makespan == 12
+    with pytest.raises(SettingError, match="all attention of B is in I"):
+        pp.simulate(made, Costs(4, input=1, weight=7, attention=Fraction(3, 4)))
+
+
+def test_a_part_of_a_schedule_has_whole_microbatches():
+    whole = pp.schedule("1f1b", 4, 8)
+    part = pp.shrink(replace(whole, placement=replace(whole.placement, slices=2)))
+    assert part.size == "1 rank, 1 microbatch of 2 slices"
+    assert [" ".join(map(str, order)) for order in part.orders] == ["0F0 0F1 0B0 0B1"]
