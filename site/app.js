@@ -47,8 +47,10 @@ async function ask(question) {
 /** Use nothing of an answer but text and numbers. @param {any} answer */
 function receive(answer) {
   if (answer === null) return; // stopped
-  if (typeof answer.wrong === "string") say(answer.wrong, true);
-  else if (answer.received) widget?.receive?.(answer.received);
+  if (typeof answer.wrong === "string") {
+    say(answer.wrong, true);
+    report.replaceChildren(); // what was found before is not about this
+  } else if (answer.received) widget?.receive?.(answer.received);
   else if (views.includes(answer.view) && /^[\w-]*$/.test(answer.link)) {
     try {
       display(answer);
@@ -60,7 +62,7 @@ function receive(answer) {
 
 /** @param {any} answer */
 function display(answer) {
-  say("");
+  say({ true: "The schedule is legal.", false: "The schedule is not legal: see below." }[String(answer.legal)] ?? "", answer.legal === false);
   find("#first").hidden = true;
   choose(String(answer.view));
   fields(answer.inputs);
@@ -153,7 +155,7 @@ function field({ name, label, kind, value, choices }) {
   const tag = kind === "area" ? "textarea" : kind === "choice" ? "select" : "input";
   const control = /** @type {any} */ (document.createElement(tag));
   if (tag === "input") control.type = kind === "number" ? "number" : "text";
-  if (tag === "textarea") Object.assign(control, { rows: 8, spellcheck: false, maxLength: 1 << 20 });
+  if (tag === "textarea") Object.assign(control, { rows: Math.min(16, Math.max(8, String(value).split("\n").length)), spellcheck: false, maxLength: 1 << 20 });
   if (tag === "select") control.append(...choices.map((/** @type {unknown} */ each) => new Option(String(each))));
   if (kind === "number") control.min = 1;
   control.name = String(name);

@@ -67,7 +67,8 @@ def write(folder: Path) -> None:
     intro = (
         f"<p>Each picture is a simulation of {ranks} ranks with {microbatches} microbatches; a forward takes 1, a "
         "backward 2. Each row is a rank, and time runs to the right. Forwards are blue and backwards green. Where they "
-        "are split, the half for inputs is pale green, the half for weights yellow. Later chunks are darker.</p>"
+        "are split, the half for inputs (I) is pale green, the half for weights (W) yellow. Later chunks are "
+        "darker.</p>"
     )
     listed = f'<h1>Published schedules</h1>\n{intro}\n<ul class="gallery">\n{chr(10).join(rows)}\n</ul>'
     (folder / "index.html").write_text(_page("Published schedules", listed), encoding="utf-8")

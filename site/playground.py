@@ -55,6 +55,7 @@ class Answer:
     report: list[Paragraph] = field(default_factory=list)
     code: str = ""
     picture: str = ""  # HTML, below the sentences
+    legal: bool | None = None  # of what a reader has written
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,11 @@ def show_write(inputs: Inputs) -> Answer:
     code += f"\nprint(pp.check(s))\nt = pp.simulate(s, pp.Costs({inputs['costs']}))\nt.show()"
     if not problems:
         timeline = pp.simulate(made, costs)
-        return Answer(Interactive(Panel(timeline)), ["The schedule is legal.", *summary(timeline)], code)
+        return Answer(Interactive(Panel(timeline)), ["The schedule is legal.", *summary(timeline)], code, legal=True)
     more = len(problems) - MOST_SHOWN
     report: list[Paragraph] = [f"The schedule is not legal: {len(problems)} problem{'s' if len(problems) > 1 else ''}."]
     report += [str(each) for each in problems[:MOST_SHOWN]] + ([f"… and {more} more."] if more > 0 else [])
-    return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code, picture(made))
+    return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code, picture(made), legal=False)
 
 
 def written(inputs: Inputs) -> tuple[Schedule, str]:
@@ -313,6 +314,7 @@ class Playground:
             "state": made.widget.state() if made.widget else None,
             "report": made.report,
             "picture": made.picture,
+            "legal": made.legal,
             "code": code,
             "link": encode(self.view, self._changed()),
             "examples": [[text, encode(self.view, inputs)] for text, inputs in EXAMPLES[self.view].items()],

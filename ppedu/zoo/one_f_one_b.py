@@ -25,9 +25,10 @@ from ppedu.zoo import Facts, register
     ),
 )
 def one_f_one_b(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Yield the actions of `rank` in 1F1B: forwards, then one forward and one backward in turn, then backwards.
+    """Yield the actions of `rank` in 1F1B: one forward and one backward in turn (Narayanan et al., arXiv 2006.09503).
 
-    Also known as PipeDream-Flush (Narayanan et al., arXiv 2006.09503) and DAPPLE (arXiv 2007.01045). It takes as long
+    Also known as PipeDream-Flush and DAPPLE (arXiv 2007.01045). The name is that of PipeDream's order (Harlap et al.,
+    arXiv 1806.03377), which does not wait between steps. It takes as long
     as GPipe, but a rank holds the activations of at most `ranks - rank` microbatches. With 3 microbatches, rank 0 of 2
     runs 0F0, 0F1 0B0, 0F2 0B1, 0B2, and rank 1 runs 1F0 1B0, 1F1 1B1, 1F2 1B2.
 

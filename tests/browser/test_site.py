@@ -321,6 +321,7 @@ def test_a_wrong_and_a_stuck_schedule(playground):
     page = playground
     run(page, "0F0 0B0\n1B0 1F0")
     expect(page.locator("#report")).to_contain_text("The schedule is not legal")
+    expect(page.locator("#status.wrong")).to_contain_text("The schedule is not legal")
     expect(page.locator("#report svg")).to_be_visible()
     run(page, "0F0 0X0")
     expect(page.locator("#status")).to_contain_text("'0X0'")
