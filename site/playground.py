@@ -55,7 +55,7 @@ class Answer:
     report: list[Paragraph] = field(default_factory=list)
     code: str = ""
     picture: str = ""  # HTML, below the sentences
-    legal: bool | None = None  # of what a reader has written
+    legal: bool | None = None  # the schedule that a reader has written
 
 
 @dataclass(frozen=True)
