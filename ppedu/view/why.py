@@ -76,7 +76,7 @@ def bubble(timeline: Timeline, text: str | None = None) -> Why:
     words = ["The share of all ranks' time in which they are idle."]
     if total:
         product = f"{plural(ranks, 'rank')} × {pretty(timeline.makespan, unit)} = {pretty(total, unit)}"
-        quotient = f"{pretty(total - work)} / {pretty(total)}"
+        quotient = f"{pretty(total - work, unit)} / {pretty(total, unit)}"
         exact = ratio(total - work, total)
         if isinstance(exact, Fraction) and exact.denominator < min(total, 1000):
             quotient += f" = {exact.numerator} / {exact.denominator}"
@@ -105,7 +105,7 @@ def peaks(timeline: Timeline, ranks: Iterable[int]) -> Iterator[Why]:
         for action, start, end in timeline.rows[rank]:
             if start > first:
                 break
-            for single in action.singles:
+            for single in action.singles if action.computes else ():
                 if single.op is Op.F or end <= first:
                     done[f"{single.op} {'begun' if single.op is Op.F else 'ended'}"] += 1
         clock = pretty(first - timeline.start, costs.unit)
@@ -169,6 +169,8 @@ def messages(made: Schedule) -> Why:
 def _known(quantity: str, timeline: Timeline) -> Fact | None:
     """Return what is known of the schedule's peak, makespan or bubble, if the timeline agrees with it."""
     made, values = timeline.schedule, getattr(timeline, "peak_activations" if quantity == "peak" else quantity)
+    if made.forward_only:
+        return None  # formulas are of training
     with suppress(SettingError):
         cut = {name: getattr(made, name) for name in options_of(made.name) if name in ("chunks", "slices")}
         whole = made.microbatches // made.slices

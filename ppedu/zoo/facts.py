@@ -22,6 +22,7 @@ LETTERS = {
     "W": "the half for the weights",
     "FB": "an overlapped pair",
     "c": "a message from rank to rank",
+    "A": "the activations of a microbatch on a rank",
     "M_W": "the part of a microbatch's activations that is kept until W",
 }
 

@@ -218,7 +218,9 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
     formula = derived.format(f"({formula})" if "/" in derived and _is_sum(formula) else formula)
     _require(f"{noun}, {text(formula)}, holds for", conditions, letters, "; simulate it")
     if quantity == "peak":
-        value = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
+        if letters["A"] != 1:
+            formula = "A" if formula == "1" else f"A*({formula})"
+        value = tuple(_evaluate(formula, {**letters, "r": rank}) for rank in range(ranks))
     else:
         value = _evaluate(formula, letters)
     return Fact(value, text(formula), text(*conditions), source, _filled(formula, letters))

@@ -42,8 +42,8 @@ def test_the_bubble_is_a_ratio_of_times_that_can_be_counted(timeline):
     spans = [span for row in timeline.rows for span in row]
     work, total = sum(end - start for _, start, end in spans), len(timeline.rows) * max(end for *_, end in spans)
     ranks, length, all_time, worked, idle, again = found(
-        r"(\d+) ranks × ([\d.]+)(?: s)? = ([\d.]+)(?: s)?\. They work for ([\d.]+)(?: s)? of it: ([\d.]+) / ([\d.]+)",
-        bubble(timeline),
+        r"(\d+) ranks × ([\d.]+) = ([\d.]+)\. They work for ([\d.]+) of it: ([\d.]+) / ([\d.]+)",
+        bubble(timeline)._replace(words=[word.replace(" s", "") for word in bubble(timeline).words]),
     )
     assert ranks == len(timeline.rows) and all_time == again == pytest.approx(float(total), rel=1e-3)
     assert length == pytest.approx(float(total) / ranks, rel=1e-3) and worked == pytest.approx(float(work), rel=1e-3)
@@ -65,7 +65,7 @@ def test_exact_fractions_are_those_of_the_papers(ranks, microbatches, chunks):
 
 @pytest.mark.parametrize("name", ["naive", "zb-h2", "v-half", "v-min", "dualpipe", "hanayo", "gems"])
 def test_a_formula_with_its_numbers_gives_the_number_that_it_explains(name):
-    timeline = pp.simulate(pp.schedule(name, 4, 8))
+    timeline = pp.simulate(pp.schedule(name, 4, 8), pp.Costs(activation=3))
     for why, value in ((makespan(timeline), timeline.makespan), (bubble(timeline), timeline.bubble)):
         assert formula(why) in (None, pytest.approx(float(value)))
     for rank, why in enumerate(peaks(timeline, range(4))):
@@ -76,7 +76,8 @@ def test_a_formula_is_not_given_where_it_does_not_hold():
     one, other = (pp.schedule(name, 4, 8) for name in ("1f1b", "zb-h1"))
     impostor = pp.simulate(pp.Schedule("1f1b", other.placement, 8, other.orders))
     uneven = pp.simulate(one, pp.Costs(forward=[1, 2, 1, 1]))
-    for timeline in (impostor, uneven, pp.simulate(pp.Schedule("mine", one.placement, 8, one.orders))):
+    inference = pp.simulate(one.forwards, pp.Costs(forward=3, input=0, weight=0))
+    for timeline in (impostor, uneven, inference, pp.simulate(pp.Schedule("mine", one.placement, 8, one.orders))):
         for why in (makespan(timeline), bubble(timeline), peak(timeline)):
             assert "formula" not in said(why) and not why.sources
 
@@ -122,6 +123,12 @@ def test_messages_are_the_sends_of_the_lowered_schedule(name):
     assert messages(made).text == messages(lowered).text == str(sends)
     microbatches, hops, count = found(r"(\d+) microbatches × (\d+) × 2, forward and back, = (\d+)", messages(made))
     assert microbatches * hops * 2 == count == sends
+
+
+def test_counts_and_units_are_those_of_what_computes():
+    lowered = pp.simulate(pp.lower(pp.schedule("1f1b", 2, 2)), pp.Costs(forward=0.01, backward=0.02, unit="s"))
+    assert "They work for 120 ms of it: 60 ms / 180 ms = 33.3%." in said(bubble(lowered))
+    assert [why.words[0].partition("with ")[2] for why in peaks(lowered, (0, 1))] == ["2 F begun.", "1 F begun."]
 
 
 def test_an_empty_timeline_has_no_reasons_that_divide_by_zero():
