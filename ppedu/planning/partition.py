@@ -191,16 +191,14 @@ class Cutting:
     @cached_property
     def _work(self) -> list[list[tuple[int, list[Any]]]]:
         """For each rank: its stages, each with the time of all its actions, summed over the pieces before each cut."""
-        return [
-            [(stage, self._summed(of_stage)) for stage, of_stage in counts.items()] for counts in _counts(self.schedule)
-        ]
+        return [[(stage, self._summed(each)) for stage, each in counts.items()] for counts in _counts(self.schedule)]
 
     def _summed(self, counts: Counter[str]) -> list[Any]:
         """Return the sums, over the pieces before each cut, of a stage's actions that are counted."""
         if self.recompute:
             counts = counts + Counter(forward=counts["backward"] + counts["input"])
         columns = zip(*(self.sums[name] for name in counts), strict=True)
-        return [sum(map(mul, column, counts.values())) for column in columns]
+        return [ratio(sum(map(mul, column, counts.values())), self.schedule.slices) for column in columns]
 
     def busy(self, cuts: Cuts) -> list[Any]:
         """Return how long each rank works."""
@@ -220,8 +218,9 @@ class Cutting:
 
     @cached_property
     def _ways(self) -> tuple[list[Any], list[Any]]:
-        """For each cut, how long a microbatch takes from the first piece to it, and its gradient back, at least."""
-        return self.sums["forward"], [*map(min, self.sums["backward"], self.sums["input"])]
+        """For each cut, how long a microbatch or a slice of it takes to come there, and its gradient back."""
+        back, slices = map(min, self.sums["backward"], self.sums["input"]), self.schedule.slices
+        return [ratio(each, slices) for each in self.sums["forward"]], [ratio(each, slices) for each in back]
 
     @cached_property
     def bound(self) -> Any:
@@ -232,7 +231,7 @@ class Cutting:
             + (0 if self.schedule.forward_only else piece.input + piece.weight if split else piece.backward)
             for piece in self.pieces.pieces
         ]
-        microbatches = self.schedule.microbatches
+        microbatches = self.schedule.microbatches // self.schedule.slices
         return max(sum(each) / self.schedule.ranks, max(each) / self.schedule.placement.copies) * microbatches
 
     def worth(self, cuts: Cuts) -> tuple[Any, Any]:

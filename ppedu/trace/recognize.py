@@ -21,12 +21,14 @@ def recognize(schedule: Schedule) -> Schedule:
     orders = schedule.forwards.orders if schedule.forward_only else schedule.orders
     for name, options in _candidates(schedule):
         try:
-            found = build(name, published()[name], schedule.ranks, schedule.microbatches, dict(options))
+            found = build(
+                name, published()[name], schedule.ranks, schedule.microbatches // schedule.slices, dict(options)
+            )
         except PipelineError:  # not for these sizes
             continue
         found = found.forwards if schedule.forward_only else found
-        places = found.placement.holders, found.placement.split
-        if places == (schedule.placement.holders, schedule.placement.split) and found.orders == orders:
+        same_places = replace(found.placement, name="any") == replace(schedule.placement, name="any")
+        if same_places and found.orders == orders:
             defaults = {key: parameter.default for key, parameter in options_of(name).items()}
             shown = "".join(f", {key}={value}" for key, value in options.items() if value != defaults[key])
             return replace(found, name=f"{name}{shown}")
@@ -39,7 +41,7 @@ def _candidates(schedule: Schedule) -> Iterator[tuple[str, dict[str, Any]]]:
         options = options_of(name)
         if "chunks" not in options and entry.chunks != schedule.chunks:
             continue
-        base = {"chunks": schedule.chunks} if "chunks" in options else {}
+        base: dict[str, Any] = {key: getattr(schedule, key) for key in ("chunks", "slices") if key in options}
         yield name, base
         for key, parameter in options.items():
             if isinstance(parameter.default, bool):

@@ -11,6 +11,9 @@ from strategies import sample
 import ppedu as pp
 from ppedu import Costs, SettingError
 from ppedu.course.board.board import Board
+from ppedu.planning.partition import fitted
+from ppedu.planning.pieces import Piece, Pieces
+from ppedu.trace.recognize import recognize
 
 # A figure of the authors of Seq1F1B (github.com/thunlp/Seq1F1B): 4 ranks, 8 microbatches of two slices. Forwards are
 # digits, backwards letters: a is microbatch 1. In the figure, one box of the second row says 1 instead of 5.
@@ -176,3 +179,22 @@ def test_a_part_of_a_schedule_has_whole_microbatches():
     part = pp.shrink(replace(whole, placement=replace(whole.placement, slices=2)))
     assert part.size == "1 rank, 1 microbatch of 2 slices"
     assert [" ".join(map(str, order)) for order in part.orders] == ["0F0 0F1 0B0 0B1"]
+
+
+def test_a_model_is_cut_best_for_slices():
+    """Its loads are those of whole sequences: against all partitions of six pieces into three stages."""
+    times = [5, 9, 5, 5, 6, 1], [2, 3, 3, 1, 1, 2], [6, 9, 8, 5, 1, 7]
+    made = pp.schedule("seq1f1b", 3, 4, slices=4)
+    for each in times:
+        model = Pieces(tuple(Piece("", time, 2 * time, time, time) for time in each))
+        found = pp.simulate(made, fitted(made, model)).makespan
+        cuts = [(0, *two, 6) for two in itertools.combinations_with_replacement(range(7), 2)]
+        stages = ([sum(each[a:b]) for a, b in itertools.pairwise(cut)] for cut in cuts)
+        assert found == min(pp.simulate(made, Costs(stage)).makespan for stage in stages)
+
+
+def test_slices_are_recognized():
+    for name in ("seq1f1b", "terapipe", "1f1b"):
+        made = pp.schedule(name, 3, 4, **({} if name == "1f1b" else {"slices": 2}))
+        assert recognize(replace(made, name="x")).name == (name if name == "1f1b" else f"{name}, slices=2")
+        assert recognize(replace(made.forwards, name="x")).slices == made.slices
