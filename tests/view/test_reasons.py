@@ -125,7 +125,7 @@ def test_messages_are_the_sends_of_the_lowered_schedule(name):
     assert microbatches * hops * 2 == count == sends
 
 
-def test_counts_and_units_are_those_of_what_computes():
+def test_messages_are_not_counted_and_times_have_one_unit():
     lowered = pp.simulate(pp.lower(pp.schedule("1f1b", 2, 2)), pp.Costs(forward=0.01, backward=0.02, unit="s"))
     assert "They work for 120 ms of it: 60 ms / 180 ms = 33.3%." in said(bubble(lowered))
     assert [why.words[0].partition("with ")[2] for why in peaks(lowered, (0, 1))] == ["2 F begun.", "1 F begun."]
