@@ -202,7 +202,7 @@ def _value(name: str, value: Any) -> Any:
 def _sizes(settings: Settings) -> dict[str, int]:
     """Return keyword arguments of `schedule`: ranks, microbatches, and those of the other three that it takes."""
     taken = options_of(settings["schedule"])
-    # If memory is 0, there is no limit.
+    # A memory of 0 sets no limit.
     options = [name for name in ("chunks", "slices", "memory") if name in taken and settings[name]]
     return {name: settings[name] for name in ("ranks", "microbatches", *options)}
 

@@ -56,7 +56,7 @@ def makespan(timeline: Timeline, text: str | None = None) -> Why:
         op = "+".join(single.op for single in action.singles)
         taken[op] += end - start
         counts[op] += 1
-    parts = [f"{counts[op]} {op} take {pretty(taken[op], unit)}" for op in counts]
+    parts = [f"{counts[op]} {op} take{'s' * (counts[op] == 1)} {pretty(taken[op], unit)}" for op in counts]
     between = time - sum(taken.values())
     if between and not math.isclose(float(time), float(sum(taken.values()))):
         parts.append(f"{pretty(between, unit)} pass between them")
@@ -159,7 +159,9 @@ def messages(made: Schedule) -> Why:
     ways = 1 if made.forward_only else 2  # a backward comes back the way of its forward
     count = ways * sum(hops)
     part = "slice" if made.slices > 1 else "microbatch"
-    words = [f"Through {plural(place.stages, 'stage')}, a {part} goes from one rank to another {max(hops)} times."]
+    words = [
+        f"Through {plural(place.stages, 'stage')}, a {part} goes from one rank to another {plural(max(hops), 'time')}."
+    ]
     if made.microbatches * hops[0] == sum(hops):
         back = "" if ways == 1 else " × 2, forward and back,"
         words.append(f"{plural(made.microbatches, part)} × {hops[0]}{back} = {count}.")

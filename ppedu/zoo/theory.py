@@ -30,6 +30,7 @@ from ppedu.zoo.facts import letters_of, split, text
 from ppedu.zoo.registry import facts_of, options_of, published, require_registered
 
 Letters = dict[str, Any]
+Count = int | None  # None: that of the schedule
 
 # By quantity: the facts from which it follows, in order of preference, each with a formula in which {0} is the fact.
 # GPipe has a fact for its idle time, "(p-1)*(F+B)", so its makespan is "m*(F+B) + (p-1)*(F+B)".
@@ -70,12 +71,7 @@ class Fact(NamedTuple):
 
 
 def idle(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    chunks: int | None = None,
-    slices: int | None = None,
+    name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: Count = None, slices: Count = None
 ) -> Fact:
     """Return the time for which each rank waits in the schedule `name`.
 
@@ -91,48 +87,28 @@ def idle(
 
 
 def makespan(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    chunks: int | None = None,
-    slices: int | None = None,
+    name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: Count = None, slices: Count = None
 ) -> Fact:
     """Return the time from the first start to the last end in a schedule. Arguments and errors as for `idle`."""
     return _fact("makespan", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
 def span(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    chunks: int | None = None,
-    slices: int | None = None,
+    name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: Count = None, slices: Count = None
 ) -> Fact:
     """Return the longest time from a rank's own first start to its own last end. Arguments and errors as for `idle`."""
     return _fact("span", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
 def bubble(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    chunks: int | None = None,
-    slices: int | None = None,
+    name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: Count = None, slices: Count = None
 ) -> Fact:
     """Return the share of a schedule's makespan for which each rank waits. Arguments and errors as for `idle`."""
     return _fact("bubble", name, ranks, microbatches, costs, chunks=chunks, slices=slices)
 
 
 def overhead(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    chunks: int | None = None,
-    slices: int | None = None,
+    name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: Count = None, slices: Count = None
 ) -> Fact:
     """Return idle time / busy time of a rank in a schedule. Arguments and errors as for `idle`.
 
@@ -143,12 +119,7 @@ def overhead(
 
 
 def peak(
-    name: str,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    chunks: int | None = None,
-    slices: int | None = None,
+    name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: Count = None, slices: Count = None
 ) -> Fact:
     """Return the peak of the activations on each rank, in the unit of `costs.activation`. Arguments as for `idle`."""
     return _fact("peak", name, ranks, microbatches, costs, chunks=chunks, slices=slices)

@@ -561,4 +561,4 @@ def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
           void window.jupyterapp.commands.execute('notebook:run-cell');
         }"""
     )
-    page.get_by_text("4 of your 5 verdicts are right. In E rank 0 runs 0B1 in step 7").wait_for()
+    page.get_by_text("4 of your 5 verdicts are right. In E rank 0 runs 0B1 in slot 7").wait_for()

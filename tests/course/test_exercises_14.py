@@ -66,7 +66,7 @@ def test_plans():
     mine = plan(2, 4, "1f1b", "zb-h1")
     assert find_fault("14.1", mine) is None
     assert "one rank is not a pipeline" in find_fault("14.1", plan(1, 4, "1f1b", "gpipe"))
-    assert "only 1f1b is in your plan and fits" in find_fault("14.1", plan(2, 4, "1f1b"))
+    assert "1f1b is the only schedule of your plan that fits" in find_fault("14.1", plan(2, 4, "1f1b"))
     # A step takes 3 · (8 + 3), of which a rank works for 2 · 3 · 8 / 4 on average.
     assert f"ranks wait for {1 - 12 / 33:.0%} of a step" in find_fault("14.1", plan(4, 2, "1f1b", "gpipe"))
     lessons = pp.plan(pp.Model.measured(TIMES), pp.Machine(1e9), 2, 4, schedules=["1f1b"])

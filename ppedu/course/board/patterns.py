@@ -63,7 +63,7 @@ def block_of(board: Board, singles: Iterable[str]) -> tuple[Action, ...]:
 
 
 def repeat(board: Board, block: Sequence[Action]) -> Repeat:
-    """Place copies of a block for the next microbatches, as many as fit. One `undo` takes them back.
+    """Place copies of a block for the next microbatches, as many as fit. `undo` removes all of them at once.
 
     Raises:
         ScheduleError: The block is empty, or not even one copy fits; the message has the reason.

@@ -106,7 +106,7 @@ def _not_your_plan(plan: Any) -> str | None:
     if plan.job.ranks == 1:
         return "one rank is not a pipeline, and never waits; plan for two or more"
     if len({choice.schedule.name for choice in plan.choices if not choice.excess}) == 1:
-        return f"only {plan.best.name} is in your plan and fits, so there is no choice; compare it with other schedules"
+        return f"{plan.best.name} is the only schedule of your plan that fits; compare it with others"
     if plan.best.bubble > MOST_WAITING:
         return (
             f"with {plan.best.name}, the best of your plan, ranks wait for {plan.best.bubble:.0%} of a step. Get that "

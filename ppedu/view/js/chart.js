@@ -39,7 +39,7 @@ export function chart(points, { x, y, line = false, pick, width = 420, height = 
   }
   for (const value of ticks(least, most.y).filter((_, k) => k % 2 === 0)) {
     svg.append(svgElement("line", { x1: left, x2: width - right, y1: up(value), y2: up(value), class: "ppedu-grid" }));
-    text(left - 6, up(value) + 4, y.format(value), "end");
+    if (up(value) > top + 8) text(left - 6, up(value) + 4, y.format(value), "end"); // below the axis's label
   }
   text(width - right, height - 4, x.label, "end");
   text(4, top - 1, y.label);
