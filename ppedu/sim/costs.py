@@ -207,6 +207,8 @@ class Costs:
                     f"{len(entry)} costs of stage {stage} for {microbatches} microbatches; give {microbatches}, one "
                     "for each microbatch, or a single number for the stage"
                 )
+        if slices == 1:
+            return list(cost)
         return [entry if isinstance(entry, tuple) else ratio(entry, slices) for entry in cost]
 
     def durations(
