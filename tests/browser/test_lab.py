@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -341,10 +342,13 @@ def test_running_cells_again_and_moving_controls_leaves_no_nodes_behind(notebook
 
     move(10)
     used = page.evaluate("() => performance.memory.usedJSHeapSize")
-    nodes, listeners = counted()
-    move(30)
-    after = counted()
-    assert after[0] < nodes + 30 and after[1] < listeners + 30, "not one more for each move"
+    counts = [counted()]
+    for _ in range(2):
+        move(30)
+        counts.append(counted())
+    # JupyterLab once adds a hundred listeners of its own; a widget that keeps some adds them each time.
+    grown = [[now - before for before, now in zip(*pair, strict=True)] for pair in pairwise(counts)]
+    assert max(map(min, zip(*grown, strict=True))) < 30, "not one more for each move"
     assert page.evaluate("() => performance.memory.usedJSHeapSize") < used + 6e6
 
 
