@@ -26,6 +26,7 @@ try:
     from ppedu.engine.ranks.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.engine.recording.record import record
     from ppedu.engine.stages.cut import cut
+    from ppedu.engine.stages.past import Past
     from ppedu.engine.stages.stage import Stage, local_stages
     from ppedu.engine.torchs import to_torch, verified
 except ModuleNotFoundError as error:
@@ -36,10 +37,11 @@ except ModuleNotFoundError as error:
     raise
 
 __all__ = ["Batching", "Pipeline", "PipelineGroup", "Stage", "Step", "cut", "local_stages", "place", "run_schedule"]
-__all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "naive_step", "one_f_one_b_step"]
-__all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "PostValidation", "emulate", "latency", "measured"]
+__all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "measured", "naive_step"]
+__all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "Past", "PostValidation", "emulate", "latency"]
 __all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
-__all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "pointer_step", "record", "to_torch", "verified"]
+__all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "one_f_one_b_step", "pointer_step", "record"]
+__all__ += ["to_torch", "verified"]
 
 # Imported when first used, because the parts of torch that `checkpoint` imports take a second to load.
 LAZY = dict.fromkeys(["TrainConfig", "TrainResult", "train_gpt"], "ppedu.course.training.train")

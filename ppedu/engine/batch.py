@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from types import NoneType
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ppedu.core import SettingError
-from ppedu.core.validate import require_instance
+from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.ranks.versions import keystr, tree_flatten_with_path, tree_leaves, tree_structure, tree_unflatten
 
 # The dimension to cut along, or None to give the whole tensor to each microbatch; or these, nested like the batch.
@@ -44,6 +44,8 @@ class Batching:
         variable_shapes: state the shapes with every activation, because they depend on the data, as where a stage drops
             tokens. Without it, microbatches whose inputs have equal shapes must have equal shapes everywhere. It costs
             a small message more for each activation, and receives are posted when they are needed, not before.
+        slices: if the schedule cuts sequences into slices, the tokens of each, such as (512, 256, 256); by default as
+            equally long as possible, the longer ones first.
 
     Raises:
         SettingError: a setting has the wrong type.
@@ -55,6 +57,7 @@ class Batching:
     count: Callable[[Any], int] | None = None
     reduction: str = "mean"
     variable_shapes: bool = False
+    slices: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         dims = (int, Mapping, tuple, list, NoneType)
@@ -63,6 +66,10 @@ class Batching:
         require_instance("output_dim", self.output_dim, dims, "a dimension, such as 1")
         require_instance("count", self.count, (Callable, NoneType), "a function of a microbatch's targets")
         require_instance("variable_shapes", self.variable_shapes, bool, "True or False")
+        if self.slices is not None:
+            require_instance("slices", self.slices, (tuple, list), "the tokens of each slice, such as (512, 256, 256)")
+            for tokens in self.slices:
+                require_count("the tokens of a slice", tokens)
         if self.reduction not in ["mean", "sum"]:
             raise SettingError(f"reduction must be 'mean' or 'sum'; got {self.reduction!r}")
 
@@ -85,11 +92,15 @@ class Batching:
     def input_dim(self, name: int | str) -> Dims:
         return 0 if self.input_dims is None else self.input_dims.get(name, 0)
 
-    def join(self, outputs: Sequence[Any]) -> Any:
+    def join(self, outputs: Sequence[Any], slices: int = 1) -> Any:
         """Return the microbatches' outputs as one: each tensor concatenated along `output_dim`, scalars stacked.
 
-        What is not a tensor becomes a list with one entry for each microbatch.
+        Before, each sequence's `slices`, which come in a row, are concatenated along dimension 1. What is not a tensor
+        becomes a list with one entry for each microbatch.
         """
+        if slices > 1:
+            along = replace(self, output_dim=1)
+            outputs = [along.join(outputs[first : first + slices]) for first in range(0, len(outputs), slices)]
         pieces = [tree_flatten_with_path(each) for each in outputs]
         first, form = pieces[0]
         if any(other != form for _, other in pieces):
@@ -183,6 +194,33 @@ class Batch:
         sizes = [_samples(arguments[m] if arguments else (), named_pieces[m], batching) for m in range(microbatches)]
         return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes, stage_pieces)
 
+    def sliced(self, slices: int, batching: Batching) -> Batch:
+        """Return the batch with slices of its sequences in place of its microbatches, in their order.
+
+        Tensors of inputs and targets with two dimensions or more are cut along dimension 1, their tokens. Keywords go
+        to every slice as they are. By default, a slice counts as its targets' samples times its tokens.
+
+        Raises:
+            SettingError: the sequences cannot be cut like this, or a target has no tokens.
+        """
+        if batching.slices is not None and len(batching.slices) != slices:
+            raise SettingError(
+                f"Batching(slices=…) gives the tokens of {len(batching.slices)} slices, but the schedule has {slices}"
+            )
+
+        def each(values: Sequence[Any], name: str) -> list[Any]:
+            return [part for value in values for part in _slices(value, name, slices, batching.slices)]
+
+        def whole(values: Sequence[Any]) -> list[Any]:
+            return [value for value in values for _ in range(slices)]
+
+        inputs, targets = each(self.inputs, "inputs"), each(self.targets, "targets")
+        counts = _counts(targets, batching)
+        if batching.count is None:
+            counts = [count * _size(target, 1, default=1) for count, target in zip(counts, targets, strict=True)]
+        stage_keywords = {stage: whole(named) for stage, named in self.stage_keywords.items()}
+        return Batch(inputs, whole(self.keywords), targets, counts, whole(self.sizes), stage_keywords)
+
     def kinds(self, microbatches: int) -> list[int]:
         """Return a number above 0 for each microbatch, which stands for its shapes and dtypes; 0 if unknown here."""
         if not self.inputs:
@@ -268,6 +306,28 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
     if form is ALONE:
         return columns[0]
     return [tree_unflatten([column[m] for column in columns], form) for m in range(microbatches)]
+
+
+def _slices(value: Any, name: str, slices: int, lengths: Sequence[int] | None) -> list[Any]:
+    """Return a microbatch's inputs or targets for each slice of its sequences, of these lengths or about equal."""
+    leaves, form = _flat(value)
+    columns = []
+    for path, leaf in leaves:
+        tensor = f"{name}{keystr(path)}"
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
+            if name == "targets" and isinstance(leaf, torch.Tensor):
+                raise SettingError(
+                    f"{tensor} of shape {tuple(leaf.shape)} has no tokens, but the schedule cuts sequences into "
+                    "slices; give targets of shape (batch, tokens, …)"
+                )
+            columns.append([leaf] * slices)
+            continue
+        tokens = leaf.shape[1]
+        if tokens < slices or (lengths is not None and tokens != sum(lengths)):
+            wanted = f"slices of {', '.join(map(str, lengths))}" if lengths else f"{slices} slices"
+            raise SettingError(f"{tensor} has {tokens} tokens, in dimension 1, which cannot be cut into {wanted}")
+        columns.append([*(leaf.split(list(lengths), 1) if lengths else leaf.tensor_split(slices, 1))])
+    return [tree_unflatten([column[position] for column in columns], form) for position in range(slices)]
 
 
 def _dim(dims: Dims, path: Sequence[Any]) -> Any:

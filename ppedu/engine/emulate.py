@@ -143,8 +143,9 @@ class Emulation:
         return validated
 
     def _step(self) -> None:
-        batch = [torch.zeros(1)] * self.simulated.schedule.microbatches
-        run = self.pipeline.eval if self.simulated.schedule.forward_only else self.pipeline.step
+        schedule = self.simulated.schedule
+        batch = [torch.zeros(1, schedule.slices)] * (schedule.microbatches // schedule.slices)
+        run = self.pipeline.eval if schedule.forward_only else self.pipeline.step
         run(batch, batch)
 
     def _run(self, action: Action, step: Step) -> None:

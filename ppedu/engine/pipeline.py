@@ -49,7 +49,7 @@ from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
-from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
+from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss, require_past
 from ppedu.engine.torchs import from_torch
 from ppedu.sim import Timeline
 
@@ -73,8 +73,9 @@ class Pipeline:
         stages: the module of each stage that this rank holds, by number; see `local_stages`. They are on one device,
             which with NCCL is torch's current GPU. A stage takes what the stage before it returns, a tensor or several,
             and every keyword given to `step`. An output that no later stage uses gives its weights gradients of zero,
-            where one process would leave `.grad` None. Processes that compute a stage together (tensor parallelism) are
-            in a pipeline each, on the same rank of it.
+            where one process would leave `.grad` None. If the schedule cuts sequences into slices, a stage also takes
+            the keyword `past`, the `Past` of its sequence. Processes that compute a stage together (tensor parallelism)
+            are in a pipeline each, on the same rank of it.
         loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the
             loss. A module may have buffers, but weights to train only if the last rank's stages have them, too.
         group: the ranks of the pipeline; by default the whole world.
@@ -124,8 +125,6 @@ class Pipeline:
     ):
         require_schedule("Pipeline", schedule)
         schedule.validate()
-        if schedule.slices > 1:
-            raise SettingError(f"{schedule!r} cuts sequences into slices, which a Pipeline does not run yet")
         require_instance("loss_fn", loss_fn, (Callable, NoneType), "a function of an output and a target")
         require_instance("replicas", replicas, (dist.ProcessGroup, NoneType), "a process group")
         require_instance("batching", batching, Batching, "a Batching, such as Batching(output_dim=1)")
@@ -143,6 +142,8 @@ class Pipeline:
             )
         self.schedule, self._given = strip(schedule), given
         self.stages = as_stages(stages, local_stages(schedule, group.rank), group.rank)
+        if schedule.slices > 1:
+            require_past(self.stages)
         self.last = self.stages.get(schedule.stages - 1)
         self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
         self.device = home([stage.module for stage in self.stages.values()], group.device)
@@ -344,12 +345,14 @@ class Pipeline:
 
         The other arguments are those of `step`.
         """
-        training, microbatches = call == "step", self.schedule.microbatches
+        training, microbatches, slices = call == "step", self.schedule.microbatches, self.schedule.slices
         inputs, targets, keywords, stage_keywords = given
         try:
             require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
             require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
-            batch = Batch.cut(inputs, targets, keywords, microbatches, self.batching, stage_keywords)
+            batch = Batch.cut(inputs, targets, keywords, microbatches // slices, self.batching, stage_keywords)
+            if slices > 1:
+                batch = batch.sliced(slices, self.batching)
             self._require_given(call, batch)
             if training:
                 self.gradients.require_agreed()
@@ -381,6 +384,7 @@ class Pipeline:
                     self.loss_fn if is_last else None,
                     outputs=outputs and is_last,
                     timed=False,
+                    slices=self.batching.slices if slices > 1 and self.batching.slices else slices,
                 )
             return Step(context, program, batch, kinds, self.steps, training)
 
@@ -397,7 +401,7 @@ class Pipeline:
         joined = None
         if self.last and self.last.outputs:
             made = self.last.outputs  # by microbatch
-            joined = self.batching.join([made[m] for m in sorted(made)])
+            joined = self.batching.join([made[m] for m in sorted(made)], slices)
         return loss, joined
 
     def _run_with_barrier(self, call: str, step: Step, loss_scale: float) -> torch.Tensor:
@@ -543,6 +547,7 @@ class Pipeline:
             "max_norm": self.validation and self.validation.options.max_norm,
             "tied": self.gradients.ties,
             "reduction": self.batching.reduction,
+            "slices": self.batching.slices,
         }
         self.control.require_same(settings, purpose)
         problems = shards.problems(self.program.lowered, self.gradients.replicas)

@@ -141,8 +141,10 @@ class Program:
 
     def _source(self, action: Action) -> Result | None:
         """Return the result of another stage that an F, B or I starts from; None for the model's first F and last B."""
-        own = ("F", action.stage, action.microbatch)
-        return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
+        for kind, stage, m in requires(action, self.placement, lowered=True):
+            if stage != action.stage or kind not in ("F", "B"):  # not its own forward, nor another slice in this stage
+                return kind, stage, m
+        return None
 
     def _receives_ahead(self, index: int, ahead: int) -> tuple[Action, ...]:
         """Return the RECV actions after `index`, up to the `ahead`-th computing action from there."""

@@ -56,16 +56,33 @@ def layer(stage):
 """  # of programs that ranks run
 
 ONE_PROCESS = """
+class Joined:
+    "A past as one process has it: keys and values of all slices, joined within autograd's graph."
+    def __init__(self):
+        self.length, self.kept = 0, {}
+
+    def update(self, key, value, layer):
+        self.kept.setdefault(layer, []).append((key, value))
+        return [torch.cat(each, -2) for each in zip(*self.kept[layer])]
+
 def one_process(schedule, modules, inputs, targets, loss_fn):
     "Return the loss; add each stage's gradients to `.grad`, in the order of the schedule, without a Pipeline."
-    grads, losses, total = {}, [], torch.zeros(())
-    for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
-        for module in modules:
-            x = module(x)
-        losses.append(loss_fn(x, y) / len(inputs))
-        found = iter(torch.autograd.grad(losses[-1], [*nn.ModuleList(modules).parameters()]))
-        for stage, module in enumerate(modules):
-            grads[stage, m] = [next(found) for _ in module.parameters()]
+    grads, losses, total, slices = {}, [], torch.zeros(()), schedule.slices
+    for m, (sequence, labels) in enumerate(zip(inputs, targets, strict=True)):
+        pasts, copies, loss = [Joined() for _ in modules], [], 0  # a copy of the weights for each slice's gradients
+        for x, y in zip(*[whole.tensor_split(slices, 1) if slices > 1 else [whole] for whole in (sequence, labels)]):
+            copies.append(copy.deepcopy(modules) if slices > 1 else modules)
+            length = x.shape[1]
+            for module, past in zip(copies[-1], pasts, strict=True):
+                x = module(x, past=past) if slices > 1 else module(x)
+                past.length += length
+            losses.append(loss_fn(x, y) / (len(inputs) * slices))
+            loss = loss + losses[-1]
+        weights = [weight for each in copies for weight in nn.ModuleList(each).parameters()]
+        found = iter(torch.autograd.grad(loss, weights))
+        for number, each in enumerate(copies, m * slices):
+            for stage, module in enumerate(each):
+                grads[stage, number] = [next(found) for _ in module.parameters()]
     for one in (single for order in schedule.orders for action in order for single in action.singles):
         if one.op == "F" and one.stage == schedule.stages - 1:
             total += losses[one.microbatch].detach()

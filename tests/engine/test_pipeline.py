@@ -14,7 +14,6 @@ import pytest
 from cases import BEGIN, NAMED, ONE_PROCESS, named
 
 import ppedu as pp
-from ppedu.zoo.registry import options_of
 
 RUN = """
 config = GPTConfig(vocabulary=11, context=8, layers=int(sys.argv[1]), heads=2, width=16)
@@ -69,8 +68,7 @@ def _legal(name, ranks, microbatches):
 
 
 def possible(ranks):
-    runs = (name for name in pp.schedules() if "slices" not in options_of(name))  # not yet
-    return [name for name in runs if any(_legal(name, ranks, m) for m in (1, 2, 4, 8, 16))]
+    return [name for name in pp.schedules() if any(_legal(name, ranks, m) for m in (1, 2, 4, 8, 16))]
 
 
 QUICK = [group[0] for group in cases(4, possible(4))]

@@ -10,7 +10,8 @@ the second empties it. Between ranks, SEND empties a slot on one rank and RECV f
 
 `Pipeline` does the same, and all that real training needs besides. Fifty lines have limits:
 
-- One copy of the model, on the CPU. The pipeline is the whole world: process r is the schedule's rank r.
+- One copy of the model, and whole sequences, on the CPU. The pipeline is the whole world: process r is the schedule's
+  rank r.
 - Weights are whole, so sharding actions such as UNSHARD are skipped.
 - A stage takes and returns one tensor. Between stages, all tensors have one shape and torch's default dtype.
 - Microbatches are of equal size, so that each counts 1/m in the batch's loss. Every stage has weights to train.
@@ -55,12 +56,13 @@ def run_schedule(
 
     Raises:
         ScheduleError: The schedule is not legal.
-        SettingError: The schedule has two copies of the model.
+        SettingError: The schedule has two copies of the model, or cuts sequences into slices.
     """
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
-    if placement.copies > 1:
-        raise SettingError(f"{schedule.name} trains two copies of the model, and nothing here adds up their gradients")
+    if placement.copies > 1 or placement.slices > 1:
+        what = "two copies of the model" if placement.copies > 1 else "slices of sequences"
+        raise SettingError(f"{schedule.name} trains {what}, and nothing here adds up their gradients")
     lowered = schedule if schedule.lowered else lower(schedule)
 
     slots: dict[tuple[str, int, int], torch.Tensor] = {}

@@ -14,6 +14,7 @@ from ppedu.core import SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.gradients import Tie
 from ppedu.engine.stages.cut import with_ends
+from ppedu.engine.stages.past import Past
 from ppedu.sim.partition import evenly
 
 
@@ -104,10 +105,10 @@ class GPT(nn.Module):
             raise SettingError(f"stage must be from 0 to {stages - 1}; got {stage}")
         return cls(config, pieces[stage], seed)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = x if self.embedding is None else self.embedding(x)
-        for layer in self.layers.values():
-            out = layer(out)
+    def forward(self, x: torch.Tensor, past: Past | None = None) -> torch.Tensor:
+        out = x if self.embedding is None else self.embedding(x, past)
+        for name, layer in self.layers.items():
+            out = layer(out, past, name)
         out = out if self.head is None else self.head(out)
         return x.view_as(x) if out is x else out  # a stage without pieces has an output of its own, too
 
@@ -122,15 +123,15 @@ class Embedding(nn.Module):
         for embedding in (self.token, self.position):
             nn.init.normal_(embedding.weight, std=0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: torch.Tensor, past: Past | None = None) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device) + (past.length if past else 0)
         return self.token(tokens) + self.position(positions)
 
 
 class Block(nn.Module):
     """Causal self-attention and a two-layer perceptron, each with a residual connection.
 
-    It takes and returns activations of shape (batch, length, width).
+    It takes and returns activations of shape (batch, length, width), of whole sequences or of slices with a `past`.
     """
 
     def __init__(self, config: GPTConfig):
@@ -142,11 +143,16 @@ class Block(nn.Module):
         self.projection = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: Past | None = None, name: str = "") -> torch.Tensor:
         batch, length, width = x.shape
         qkv = self.attention(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mask = None
+        if past:
+            key, value = past.update(key, value, name)
+            # Token i of this slice attends to all tokens of the earlier slices, and to 0 to i of its own.
+            mask = x.new_ones(length, key.shape[-2], dtype=torch.bool).tril(past.length)
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norm_2(x))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
+from inspect import Parameter, signature
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ppedu.core.validate import require_instance, require_rank
 from ppedu.engine.clock import Recorder
 from ppedu.engine.ranks.device import own_random, random_state, set_random_state
 from ppedu.engine.ranks.versions import gradient_edge, tree_leaves, tree_map_only, version
+from ppedu.engine.stages.past import Past
 from ppedu.engine.stages.split_backward import backward_input, pop_grad
 
 Loss = Callable[..., torch.Tensor]
@@ -31,11 +33,13 @@ class Held(NamedTuple):
         inputs: those that require grad.
         outputs: the edges at which the gradients of the outputs enter the graph.
         losses: the edges at which a backward of additional losses begins.
+        past: where earlier slices of the sequence enter the graph, if there are any.
     """
 
     inputs: list[torch.Tensor]
     outputs: list[GradientEdge]
     losses: list[GradientEdge]
+    past: list[torch.Tensor]
 
 
 class Stage:
@@ -73,6 +77,7 @@ class Stage:
         *,
         outputs: bool = False,
         timed: bool = True,
+        slices: Sequence[int] | int = 1,
     ) -> None:
         """Start a step on these microbatches.
 
@@ -85,8 +90,9 @@ class Stage:
             outputs: keep the module's output of every microbatch in `outputs`.
             timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if
                 the caller does both.
+            slices: their number in each sequence, or the tokens of each. If there are several, microbatches are slices.
         """
-        self.inputs, self.targets = inputs, targets
+        self.inputs, self.targets, self.slices = inputs, targets, slices
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
         self.loss_kwargs, self.loss_scale = loss_kwargs or {}, loss_scale
         self._loss_fn = loss_fn or self.loss_fn
@@ -101,6 +107,7 @@ class Stage:
         self.held: dict[int, Held] = {}  # by microbatch in flight
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
         self.again: dict[int, Callable[[], None]] = {}  # with `recompute`, by microbatch: runs its forward again
+        self.pasts: dict[int, Past] = {}  # by sequence in flight: what its next slice attends to
 
     @property
     def loss(self) -> torch.Tensor:
@@ -124,6 +131,8 @@ class Stage:
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
         received = x is not None
         again = None  # with `recompute`, runs this forward again
+        if self.slices != 1:
+            keywords = {**keywords, "past": self._past(microbatch, xs)}
         start = self.clock.now()
         if self.recompute and torch.is_grad_enabled():
             kind = self.device.type
@@ -141,7 +150,7 @@ class Stage:
             self.again[microbatch] = again
             y = tree_map_only(torch.Tensor, lambda each: each.detach().requires_grad_(each.requires_grad), y)
         elif torch.is_grad_enabled():
-            self._hold(microbatch, xs if received else (), y)
+            self._hold(microbatch, xs if received else (), y, keywords.get("past"))
         return y
 
     def add_loss(self, microbatch: int, loss: torch.Tensor) -> None:
@@ -172,7 +181,7 @@ class Stage:
             PipelineError: dy has other than one gradient for each output that requires grad; or as `require_learning`.
         """
         start = self.clock.now()
-        xs, edges, grads = self._ready(microbatch, dy)
+        xs, edges, grads, _ = self._ready(microbatch, dy)
         if edges:  # there are no edges if all weights are frozen
             torch.autograd.backward(edges, grads)
         self.clock.note(B(self.index, microbatch), start)
@@ -181,10 +190,10 @@ class Stage:
     def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Run the first half of `backward`: return the gradient of the input. Later, `backward_weight` must follow."""
         start = self.clock.now()
-        xs, edges, grads = self._ready(microbatch, dy)
-        found, self.weight_halves[microbatch] = backward_input(edges, grads, xs)
+        xs, edges, grads, past = self._ready(microbatch, dy)
+        found, self.weight_halves[microbatch] = backward_input(edges, grads, xs + past)
         self.clock.note(I(self.index, microbatch), start)
-        return _one_or_several(found)
+        return _one_or_several(found[: len(xs)])
 
     def backward_weight(self, microbatch: int) -> None:
         """Run the second half of `backward`: add the gradients of the weights to their `.grad`."""
@@ -266,10 +275,23 @@ class Stage:
                 )
         return loss
 
-    def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
+    def _past(self, microbatch: int, xs: Sequence[Any]) -> Past:
+        """Return what a slice attends to, and prepare that of the next slice."""
+        own = next((x for x in xs if isinstance(x, torch.Tensor) and x.dim() > 1), None)
+        if own is None:
+            raise PipelineError(f"stage {self.index} gets no tensor of shape (batch, tokens, …), so it has no slices")
+        lengths = self.slices if isinstance(self.slices, Sequence) else [own.shape[1]] * self.slices
+        sequence, position = divmod(microbatch, len(lengths))
+        past = self.pasts.pop(sequence) if position else Past({}, 0, sum(lengths))
+        if position + 1 < len(lengths):
+            self.pasts[sequence] = past.after(own.shape[1])
+        return past
+
+    def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any, past: Any) -> None:
         """Keep what a backward needs: edges, so that the outputs can be freed once they are sent."""
         edges = [gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
-        self.held[microbatch] = Held([each for each in received if each.requires_grad], edges, [])
+        begins = [past.begin] if isinstance(past, Past) and past.begin is not None else []
+        self.held[microbatch] = Held([each for each in received if each.requires_grad], edges, [], begins)
 
     def _forward_again(
         self,
@@ -287,7 +309,7 @@ class Stage:
             y = self._output(xs, keywords, received)
             if self._loss_fn and len(self.targets):
                 y = self._weigh(microbatch, self._loss(microbatch, y), self.loss_scale)
-        self._hold(microbatch, xs if received else (), y)
+        self._hold(microbatch, xs if received else (), y, keywords.get("past"))
 
     def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
         """Record one more loss of a microbatch, and return it times the microbatch's weight and `loss_scale`."""
@@ -310,11 +332,16 @@ class Stage:
         weighted = loss / weight.denominator
         return weighted if scale == 1 else weighted * scale
 
-    def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
-        """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
+    def _ready(
+        self, microbatch: int, dy: Tensors | None
+    ) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any], list[torch.Tensor]]:
+        """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient.
+
+        Last comes where earlier slices enter the graph.
+        """
         if microbatch in self.again:
             self.again.pop(microbatch)()
-        xs, edges, losses = self.held.pop(microbatch)
+        xs, edges, losses, past = self.held.pop(microbatch)
         if edges + losses:
             self._learns = True
         elif self.loss_weights[microbatch] > 0 and (xs or any(w.requires_grad for w in self.module.parameters())):
@@ -327,7 +354,7 @@ class Stage:
                 f"stage {self.index} got {len(grads)} gradients for microbatch {microbatch}, whose outputs want "
                 f"{len(edges)}; give one for each output that requires grad"
             )
-        return xs, edges + losses, grads + [None] * len(losses)
+        return xs, edges + losses, grads + [None] * len(losses), past
 
 
 def _refuse(nothing: None) -> torch.Tensor:
@@ -456,3 +483,15 @@ def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], 
                 f"Stage(module, {number}), which may have the same module"
             )
     return found
+
+
+def require_past(stages: Mapping[int, Stage]) -> None:
+    """Raise SettingError unless the forward of each stage takes the keyword `past`, as schedules with slices need."""
+    for number, stage in stages.items():
+        taken = signature(stage.module.forward).parameters
+        own = type(stage).forward is not Stage.forward  # which may not run its module
+        if not own and "past" not in taken and not any(each.kind == Parameter.VAR_KEYWORD for each in taken.values()):
+            raise SettingError(
+                f"the forward of stage {number} takes no `past`, the keys and values of earlier slices; write "
+                "forward(self, x, past) and attend to past.update(key, value, layer)"
+            )
