@@ -39,6 +39,20 @@ for name in ["gpipe", "1f1b", "interleaved"]:
         curve, counted = memory.curve(), pipeline.timeline.memory(rank)
         assert curve[0][1] == curve[-1][1] == 0 and counted[0][0] == curve[0][0] and counted[-1][0] == curve[-1][0]
 """,
+    "slices": """
+# A microbatch of 2 samples with 4 tokens of 16 numbers takes 512 bytes, and each of its 4 slices 128.
+class Sliced(nn.Sequential):
+    def forward(self, x, past):
+        return super().forward(x)
+
+for name in ["terapipe", "seq1f1b"]:
+    schedule = pp.schedule(name, 4, 8, slices=4)
+    pipeline = Pipeline(schedule, {rank: Sliced(nn.Linear(16, 16), nn.Tanh())}, fn.mse_loss, fresh())
+    memory = Memory(pipeline)
+    pipeline.step(numbers(16, 4, 16), numbers(16, 4, 16))
+    costs = pp.Costs(activation=[512] + [1024] * 3)
+    assert memory.peak == pp.simulate(schedule, costs).peak_activations[rank], (name, memory.peak)
+""",
     "split backwards": """
 # Between I and W, a stage keeps its input, and the gradient of its matrix product's output.
 for name in ["zb-h1", "zb-interleaved"]:

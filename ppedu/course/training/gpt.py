@@ -150,6 +150,7 @@ class Block(nn.Module):
         mask = None
         if past:
             key, value = past.update(key, value, name)
+        if past and past.length:
             # Token i of this slice attends to all tokens of the earlier slices, and to 0 to i of its own.
             mask = x.new_ones(length, key.shape[-2], dtype=torch.bool).tril(past.length)
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
