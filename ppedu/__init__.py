@@ -23,6 +23,7 @@ from ppedu.core import (
     PipelineError,
     Placement,
     Problem,
+    R,
     RankError,
     Schedule,
     ScheduleError,
@@ -34,6 +35,7 @@ from ppedu.core import (
     label,
     lower,
     merge_backward,
+    recompute,
     strip,
 )
 from ppedu.sim import Costs, Span, Timeline, simulate
@@ -41,9 +43,9 @@ from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"
 
-__all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "Schedule", "Span", "Timeline", "W"]
+__all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "R", "Schedule", "Span", "Timeline", "W"]
 __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
-__all__ += ["align", "check", "label", "lower", "merge_backward", "shrink", "simulate", "strip", "verify"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "recompute", "shrink", "simulate", "strip", "verify"]
 __all__ += ["register", "schedule", "schedules"]
 __all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
 __all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "theory"]

@@ -18,6 +18,7 @@ from ppedu.core.actions import (
     F,
     I,
     Op,
+    R,
     W,
     overlap,
 )
@@ -25,13 +26,13 @@ from ppedu.core.checking import check
 from ppedu.core.dependencies import Result, produces, replay, requires
 from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
 from ppedu.core.grid import align, strip, table, without_waits
-from ppedu.core.lowering import label, lower, merge_backward
+from ppedu.core.lowering import label, lower, merge_backward, recompute
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule, require_schedule, suggest_placement
 
 __all__ = ["COMMUNICATION", "COMPUTE", "OVERLAP", "RECEIVE", "SEND", "TOWARDS", "TRAFFIC", "WAITS"]
 __all__ += ["Action", "B", "CommunicationError", "F", "I", "Op", "ParseError", "PipelineError", "Placement"]
-__all__ += ["Problem", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "W"]
-__all__ += ["align", "check", "label", "lower", "merge_backward", "overlap", "produces", "replay", "require_schedule"]
-__all__ += ["requires", "strip", "suggest_placement", "table", "without_waits"]
+__all__ += ["Problem", "R", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "W"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "overlap", "produces", "recompute", "replay"]
+__all__ += ["require_schedule", "requires", "strip", "suggest_placement", "table", "without_waits"]

@@ -3,6 +3,8 @@
     2F0                   stage 2 runs the forward of microbatch 0
     2B0                   … its full backward; 2I0 and 2W0 are the two halves of that backward:
                           I for the input, W for the weights
+    2R0                   … its forward again, for its backward (activation checkpointing): until then, stage 2 keeps
+                          only the input of a microbatch that has an R in the order
     1SEND_F3  2RECV_F3    stage 1 sends the output of its forward of microbatch 3, stage 2 receives it
     3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
     2WAIT_RECV_F3         stage 2 waits for a message that was posted before: the rank went on after its 2RECV_F3;
@@ -12,7 +14,7 @@
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
 The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
-here, and so does WAIT_RECV.
+here, and so do WAIT_RECV and R.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Op(str, Enum):
     B = "B"
     I = "I"  # noqa: E741 (the usual letter for it)
     W = "W"
+    R = "R"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
@@ -53,7 +56,7 @@ class Op(str, Enum):
     __hash__ = str.__hash__  # Enum's own is a Python function, and schedules hash many thousands of actions
 
 
-COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W})
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
 SEND = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
 COMMUNICATION = SEND | RECEIVE
@@ -91,7 +94,7 @@ class Action(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether it is a forward, a backward, half of a backward, or a pair; not a message, not sharding."""
+        """Whether it is a forward, run once or again, a backward, half of one, or a pair; no message, no sharding."""
         return self.op in COMPUTE or self.op in OVERLAP
 
     def __str__(self) -> str:
@@ -210,6 +213,11 @@ def I(stage: int, microbatch: int) -> Action:  # noqa: E743
 def W(stage: int, microbatch: int) -> Action:
     """Return the half of a backward that computes the gradients of the weights, for which only the optimizer waits."""
     return Action(stage, Op.W, microbatch)
+
+
+def R(stage: int, microbatch: int) -> Action:
+    """Return a forward that runs again from its input, so that its backward has its activations: `R(2, 0)` is 2R0."""
+    return Action(stage, Op.R, microbatch)
 
 
 def batch(messages: Iterable[Action]) -> Action:

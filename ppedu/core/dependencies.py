@@ -28,7 +28,7 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
     """Return the results that an action waits for.
 
     A forward requires the activation of the stage before; a backward its own forward and the gradient of the stage
-    after; a weight backward its own input backward; an overlapped pair what its parts require. In a lowered schedule
+    after; a weight backward its own input backward; a forward that runs again itself; an overlapped pair what its parts require. In a lowered schedule
     a result of another rank must have been received, and before that sent. A wait requires its message to be posted.
     The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
     that of the slice after, which adds to the gradients of these.
@@ -55,6 +55,8 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
         return (*own, ("B", stage + 1, microbatch))
     if op == "W":
         return (("B", stage, microbatch),)
+    if op == "R":
+        return (("F", stage, microbatch),)
     if op in SEND:
         return ((op[-1], stage, microbatch),)
     if op in RECEIVE:
@@ -93,7 +95,7 @@ def posting(receive: Action) -> Result:
 
 
 # The kinds of results, and the other actions, in the order of their numbers.
-KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
+KINDS = ("F", "B", "I", "W", "R", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
@@ -119,6 +121,7 @@ class Numbered:
         total: The length of a list that is indexed by number.
         split: The first microbatch of the second copy of the model; `microbatches` if there is one copy.
         lowered, waits: Whether the orders include messages, and waits for them.
+        recomputed: The stages and microbatches with an R in the orders. Their actions have blocks of their own.
     """
 
     def __init__(
@@ -128,7 +131,9 @@ class Numbered:
         microbatches: int,
         lowered: bool,
         waits: bool = False,
+        recomputed: frozenset[tuple[int, int]] = frozenset(),
     ):
+        self.recomputed = recomputed
         self.placement, self.microbatches, self.lowered, self.waits = placement, microbatches, lowered, waits
         kinds = len(KINDS) - (0 if waits else len(WAITS))  # those of waits are the last
         self.never = kinds * placement.stages * microbatches
@@ -161,7 +166,7 @@ class Numbered:
         """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
         last = self.placement.slices - 1
-        waits = waited_for(order) if self.waits else frozenset()
+        waits, recomputed = waited_for(order) if self.waits else frozenset(), self.recomputed
         key: Hashable  # equal for the actions of a block
         for action in order:
             stage, op, microbatch, parts = action
@@ -179,6 +184,8 @@ class Numbered:
                     key = (*key, place == 0, place == last)
                 if waits and action in waits:  # a message that is only posted
                     key = (*key, "posted")
+                if recomputed and (stage, microbatch) in recomputed:
+                    key = (*key, "recomputed")
             else:  # sharding, or an action that does not exist
                 key, microbatch = action, 0
             if key not in indexes:

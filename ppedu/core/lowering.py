@@ -1,17 +1,18 @@
 """Lowering: from a schedule of computations to one with messages. Small passes, each from schedule to schedule.
 
 `lower` adds a send and a receive wherever a result goes to another rank, and, for weights that are sharded over
-replicas, the actions that gather and free them. `merge_backward` joins the halves of a backward.
+replicas, the actions that gather and free them. `recompute` adds forwards that run again, and `merge_backward` joins
+the halves of a backward.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
+from ppedu.core.actions import RECEIVE, SEND, Action, B, Op, R
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
@@ -159,6 +160,36 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
                 gathered, before = wanted, ahead
         if action is not None:
             yield action
+
+
+def recompute(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
+    """Return the schedule with an R right before each B or I: a microbatch's forward runs again for its backward.
+
+    Until then, a stage keeps only the microbatch's input (activation checkpointing, arXiv 1604.06174). A backward that
+    recomputes, as with `Costs(recompute=True)`, first waits for its gradient. An R does not need it, so it runs while
+    the rank waits, as in GPipe (arXiv 1811.06965, section 2.3) and torchgpipe (arXiv 2004.09910). The memory is the
+    same. Where a rank does not wait, so is the time.
+
+    Args:
+        stages: Those that recompute, by default all. Where a backward follows its forward, as at the last stage of
+            1F1B, an R saves no memory.
+
+    Raises:
+        SettingError: `schedule` is not a Schedule, or it is lowered; or there is no such stage.
+    """
+    require_compute("recompute", schedule)
+    chosen = set(range(schedule.stages)) if stages is None else {*stages}
+    if other := chosen.difference(range(schedule.stages)):
+        raise SettingError(f"there is no stage {min(other)!r}; the stages are 0 to {schedule.stages - 1}")
+
+    def recomputing(order: Sequence[Action]) -> Iterator[Action]:
+        for action in order:
+            for stage, op, microbatch, _ in action.singles:
+                if op in (Op.B, Op.I) and stage in chosen and (stage, microbatch) not in schedule.recomputed:
+                    yield R(stage, microbatch)
+            yield action
+
+    return replace(schedule, orders=tuple(tuple(recomputing(order)) for order in schedule.orders))
 
 
 def merge_backward(schedule: Schedule) -> Schedule:

@@ -23,11 +23,12 @@ class Problem(NamedTuple):
 
     Attributes:
         index: The position in the rank's order, None if the action is missing.
-        kind: "range" (no such stage, microbatch or peer, or a backward in a forward-only schedule), "rank" (not this
-            rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before a
-            dependency on the same rank), "deadlock" (ranks that wait for each other in a cycle), "message" (received in
-            another order than sent, or needless), "sharding" (weights not gathered, or twice), "buffer" (filled
-            while another microbatch uses it), "unknown" (a deadlock or not, as the transport decides).
+        kind: "range" (no such stage, microbatch or peer, or a backward or an R in a forward-only schedule), "rank" (not
+            this rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before
+            a dependency on the same rank, or an R after its backward), "deadlock" (ranks that wait for each other in a
+            cycle), "message" (received in another order than sent, or needless), "sharding" (weights not gathered, or
+            twice), "buffer" (filled while another microbatch uses it), "unknown" (a deadlock or not, as the transport
+            decides).
         message: The problem in a sentence.
         cycle: Of a deadlock, the rank and the position of each action that waits.
     """
@@ -96,6 +97,7 @@ class _Inspection:
                 yield from self._waits(rank, some)
             yield from self._sharding(rank)
         yield from self._missing()
+        yield from self._recomputed()
         yield from self._never_summed()
         if self.schedule.lowered:
             yield from self._received_out_of_order()
@@ -280,6 +282,20 @@ class _Inspection:
             if not runs(required):
                 rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(required), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
+
+    def _recomputed(self) -> Iterator[Problem]:
+        """Yield forwards that run again for no backward, or after it. Those before their forward are too early."""
+        for stage, microbatch in sorted(self.schedule.recomputed):
+            again = Action(stage, Op.R, microbatch)
+            rank, index = self.places[again]
+            if self.schedule.forward_only:
+                yield self._problem(rank, index, "range", " is for a backward, in a forward-only schedule", again)
+            for op in (Op.B, Op.I):
+                backward = Action(stage, op, microbatch)
+                at, first = self.places.get(backward, (rank, index))
+                if at == rank and first < index:
+                    why = f" comes after {backward} (position {self.at(rank, first)}), which it is for; put it before"
+                    yield self._problem(rank, index, "order", why, again)
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent.

@@ -126,6 +126,13 @@ class Schedule:
         """The ops of all actions. Loops in C find them, because an order may have a million actions."""
         return frozenset().union(*(map(attrgetter("op"), order) for order in self.orders))
 
+    @cached_property
+    def recomputed(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches whose forward runs again, as an R in the orders."""
+        if Op.R not in self._ops:
+            return frozenset()
+        return frozenset((each.stage, each.microbatch) for each in chain(*self.orders) if each.op is Op.R)
+
     @property
     def waits(self) -> bool:
         """Whether the orders include waits for messages that were posted before."""
@@ -154,7 +161,7 @@ class Schedule:
     def numbered(self) -> Numbered:
         """The orders of `one_by_one` with a whole number for each action."""
         whole = self.one_by_one
-        return Numbered(whole.orders, self.placement, self.microbatches, self.lowered, whole.waits)
+        return Numbered(whole.orders, self.placement, self.microbatches, self.lowered, whole.waits, self.recomputed)
 
     @cached_property
     @without_gc()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
+from operator import add
 from typing import Any, NamedTuple
 
 from ppedu.core import Action, Op, Schedule, SettingError
@@ -17,10 +19,12 @@ class TickClock(NamedTuple):
     """The times of a schedule's actions in ticks, so that exact times are whole numbers.
 
     Attributes:
-        alone: `alone[op][stage]` is the time of an action on its own, or a tuple of the times by microbatch.
+        alone: `alone[op][stage]` is the time of an action on its own, or a tuple of the times by microbatch. Those of B
+            and I are without recomputation.
         paired: `paired[op][stage]` is its contribution to the time of an overlapped pair.
         latency, transfer: As in `Costs`, in ticks.
         ticks: The unit.
+        recompute: As in `Costs`: a B or I takes as long as an R more, unless its microbatch has an R in the order.
     """
 
     alone: dict[Op, list[Any]]
@@ -28,17 +32,18 @@ class TickClock(NamedTuple):
     latency: LinkCost
     transfer: LinkCost
     ticks: Ticks
+    recompute: bool
 
     @classmethod
     def of(cls, schedule: Schedule, costs: Costs) -> TickClock:
         """Return the clock for a schedule's stages and microbatches at these costs."""
         size = schedule.stages, schedule.ranks, schedule.microbatches, schedule.slices
-        alone = costs.durations(*size)
+        alone = (replace(costs, recompute=False) if costs.recompute else costs).durations(*size)
         paired = alone
         if costs.overlap is not None:
             pairs = costs.per_stage(costs.overlap, *size)
             half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
-            paired = dict.fromkeys(alone, half)
+            paired = dict.fromkeys(alone, half) | {Op.R: [0] * schedule.stages}
         if schedule.slices > 1 and costs.attention:
             alone, paired = (_with_attention(times, schedule, costs.attention) for times in (alone, paired))
             ops = {single.op for block in schedule.numbered.blocks for single in block.sample.singles}
@@ -56,7 +61,7 @@ class TickClock(NamedTuple):
 
         latency = each_link(ticks.count, costs.latency)
         transfer = each_link(ticks.count, costs.transfer)
-        return cls(counted(alone), counted(paired), latency, transfer, ticks)
+        return cls(counted(alone), counted(paired), latency, transfer, ticks, costs.recompute)
 
     def durations(self, numbered: Numbered) -> list[Any]:
         """Return how many ticks each action takes, by its entry: 0 for messages and sharding."""
@@ -64,7 +69,10 @@ class TickClock(NamedTuple):
 
         def of_block(times: dict[Op, list[Any]], action: Action) -> list[Any]:
             """Return the time of an action for each microbatch."""
-            time = times[action.op][action.stage] if action.op in times else 0
+            stage, op, microbatch, _ = action
+            time = times[op][stage] if op in times else 0
+            if self.recompute and op in (Op.B, Op.I) and (stage, microbatch) not in numbered.recomputed:
+                time = by_microbatch(add, time, times[Op.R][stage])
             return [*time] if isinstance(time, tuple) else [time] * size
 
         durations: list[Any] = []
@@ -102,5 +110,5 @@ def _with_attention(times: dict[Op, list[Any]], schedule: Schedule, attention: N
             return mean
         return tuple([plain(mean + each * growing) for each in more] * (schedule.microbatches // slices))
 
-    growing = {Op.F: times[Op.F], Op.B: times[Op.B], Op.I: times[Op.B], Op.W: [0] * schedule.stages}
+    growing = {**times, Op.I: times[Op.B], Op.W: [0] * schedule.stages}
     return {op: [*map(table, times[op], growing[op])] for op in times}

@@ -11,7 +11,7 @@ from numbers import Rational
 from operator import add, sub
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import Op, SettingError, hooks
+from ppedu.core import Op, Schedule, SettingError, hooks
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
 from ppedu.core.streams import STREAMED
 from ppedu.core.validate import require_instance, require_number, require_one_of
@@ -24,6 +24,9 @@ Size = Number | Sequence[Number]  # of a share, or of each stage
 Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
 TIMES = ("forward", "backward", "input", "weight", "overlap")
+
+# From an op, a stage, and whether the microbatch has an R in the order, to the memory that it allocates, and frees.
+Changes = dict[tuple[Op, int, bool], tuple[Any, Any]]
 
 # The costs, each with the levels of sequences that it may have: 2 by stage and microbatch, 1 by stage.
 DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 1, "stage_input": 1, "weight_memory": 1}
@@ -58,7 +61,7 @@ class Costs:
             is that of every stage.
         recompute: Activations are dropped after F and computed again at the start of B or I, which takes F longer
             (activation checkpointing of whole stages, arXiv 1604.06174). Until then, a microbatch only holds
-            `stage_input`.
+            `stage_input`. One that has an R in the order is recomputed there, whatever this says.
         stage_input: The memory of a stage's input for one microbatch, in the unit of `activation`. A number is that of
             every stage, large or small.
         unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
@@ -214,7 +217,7 @@ class Costs:
     def durations(
         self, stages: int, ranks: int, microbatches: int | None = None, slices: int = 1
     ) -> dict[Op, list[Any]]:
-        """Return the times of F, B, I and W in each stage; arguments and errors as for `per_stage`.
+        """Return the times of F, B, I, W and R in each stage; arguments and errors as for `per_stage`.
 
         Those of slices are means; `attention` is left to the clock.
 
@@ -249,31 +252,31 @@ class Costs:
         if self.recompute:
             b = in_each(add, b, f)
             i = in_each(add, i, f)
-        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w}
+        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w, Op.R: f}
 
-    def memory_changes(self, stages: int, ranks: int, slices: int = 1) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
-        """Return the memory that F, B, I and W allocate at their start and free at their end, and its unit.
+    def memory_changes(self, schedule: Schedule) -> tuple[Changes, Ticks]:
+        """Return the memory that actions allocate at their start and free at their end, and its unit.
 
-        `changes[op][stage]` is a pair of numbers of ticks. An activation of 10, with a weight_memory of 0.4: F
-        allocates 10, B frees 10, I frees 6 and W 4. If the forward is recomputed from an input of 1, F allocates 1, and
-        B or I the other 9.
+        The changes are a pair of numbers of ticks by op, stage and whether the microbatch has an R in the order. An
+        activation of 10, with a weight_memory of 0.4: F allocates 10, B frees 10, I frees 6 and W 4. If the forward is
+        recomputed from an input of 1, F allocates 1, and R, B or I the other 9.
         """
+        stages, ranks, slices = schedule.stages, schedule.ranks, schedule.slices
         activations = self.per_stage(self.activation, stages, ranks, slices=slices)
         inputs = self.per_stage(self.stage_input, stages, stages, slices=slices)
-        after_forward = inputs if self.recompute else activations
         parts = self.per_stage(self.weight_memory, stages, stages)
-        changes: dict[Op, list[tuple[Any, Any]]] = {op: [] for op in (Op.F, Op.B, Op.I, Op.W)}
-        for whole, held, part in zip(activations, after_forward, parts, strict=True):
-            changes[Op.F].append((held, 0))
-            changes[Op.B].append((whole - held, whole))
-            changes[Op.I].append((whole - held, whole * (1 - part)))
-            changes[Op.W].append((0, whole * part))
-        pairs = chain.from_iterable(changes.values())
-        ticks = Ticks(number for pair in pairs for number in pair)
-        counted = {}
-        for op, stages_of_op in changes.items():
-            counted[op] = [(ticks.count(allocated), ticks.count(freed)) for allocated, freed in stages_of_op]
-        return counted, ticks
+        changes: Changes = {}
+        for again in (False, True) if schedule.recomputed else (False,):
+            for stage, (whole, held, part) in enumerate(zip(activations, inputs, parts, strict=True)):
+                missing = whole - held if again or self.recompute else 0
+                changes[Op.F, stage, again] = whole - missing, 0
+                changes[Op.R, stage, again] = missing, 0
+                missing = 0 if again else missing
+                changes[Op.B, stage, again] = missing, whole
+                changes[Op.I, stage, again] = missing, whole * (1 - part)
+                changes[Op.W, stage, again] = 0, whole * part
+        ticks = Ticks(chain(*changes.values()))
+        return {key: (ticks.count(taken), ticks.count(freed)) for key, (taken, freed) in changes.items()}, ticks
 
 
 def require_costs(costs: Costs | None) -> Costs:

@@ -22,7 +22,8 @@ from ppedu.sim.costs import Costs
 from ppedu.sim.simulation import simulate, simulate_partial
 from ppedu.sim.timeline import Timeline
 
-TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills the gaps
+# Gradients that other ranks wait for come first; W and R fill the gaps.
+TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2, Op.R: 2}
 
 
 @without_gc()
@@ -70,10 +71,11 @@ class Tasks:
         durations, self.per_one = clock.durations(schedule.numbered), clock.ticks.per_one
         self.duration = [durations[entries[rank][index]] for rank, index in steps]
 
-        changes, _ = costs.memory_changes(schedule.stages, schedule.ranks, schedule.slices)
-        singles = [action.singles for action in self.actions]
-        self.takes = [sum(changes[op][stage][0] for stage, op, *_ in each) for each in singles]
-        self.gives_back = [sum(changes[op][stage][1] for stage, op, *_ in each) for each in singles]
+        changes, _ = costs.memory_changes(schedule)
+        again = schedule.recomputed
+        memory = [[changes[op, stage, (stage, m) in again] for stage, op, m, _ in a.singles] for a in self.actions]
+        self.takes = [sum(taken for taken, _ in each) for each in memory]
+        self.gives_back = [sum(freed for _, freed in each) for each in memory]
         self.room = [0] * schedule.ranks  # the peak of each rank's activations
         held = [0] * schedule.ranks
         for rank, takes, gives_back in zip(self.rank, self.takes, self.gives_back, strict=True):
@@ -82,10 +84,16 @@ class Tasks:
 
         self.needed_by: list[list[int]] = [[] for _ in steps]
         producer: dict[Result, int] = {}
+        rerun: dict[tuple[Any, ...], int] = {}  # by stage and microbatch, its R
         for task, action in enumerate(self.actions):
-            for earlier in {producer[result] for result in requires(action, schedule.placement)}:
+            wanted = {producer[result] for result in requires(action, schedule.placement)}
+            if again:  # an R comes before its backward, which does not require it
+                wanted |= {rerun[each[::2]] for each in action.singles if each.op in "BI" and each[::2] in again}
+            for earlier in wanted:
                 self.needed_by[earlier].append(task)
             producer.update(dict.fromkeys(produces(action), task))
+            if action.op is Op.R:
+                rerun[action[::2]] = task
 
         self.path = list(self.duration)  # the longest, from the task's start through its dependents
         for task in reversed(range(len(steps))):

@@ -19,7 +19,7 @@ from ppedu.core.validate import require_number, require_rank
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ppedu.sim.costs import Costs
+    from ppedu.sim.costs import Changes, Costs
     from ppedu.sim.why import Reasons
 
 
@@ -191,7 +191,7 @@ class Timeline:
         for row in self.rows:
             changes = (change for _, change in self._memory_changes(row))
             peaks.append(max(accumulate(changes, initial=0)))
-        _, ticks = self._changes_by_op
+        _, ticks = self._changes
         return tuple(map(plain, ticks.numbers(peaks)))
 
     @cached_property
@@ -246,8 +246,8 @@ class Timeline:
         """Return the memory of a rank's activations as a step curve: a list of times, each with the value from then on.
 
         F allocates its activation at its start and B frees it at its end. I frees 1 - weight_memory of it, W the rest.
-        In a forward-only schedule, F frees it at its own end. With `Costs(recompute=True)`, F allocates the stage's
-        input only, and B or I the rest, at its start.
+        In a forward-only schedule, F frees it at its own end. With `Costs(recompute=True)`, or an R in the order, F
+        allocates the stage's input only, and R, B or I the rest, at its start.
 
         Raises:
             SettingError: There is no such rank.
@@ -255,25 +255,26 @@ class Timeline:
         row = self.spans(rank)
         changes = list(self._memory_changes(row))
         times = [row[index].start if change > 0 else row[index].end for index, change in changes]
-        _, ticks = self._changes_by_op
+        _, ticks = self._changes
         held = ticks.numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _changes_by_op(self) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
-        """The memory that F, B, I and W allocate or free in each stage, and its unit; see `Costs.memory_changes`."""
-        return self.costs.memory_changes(self.schedule.stages, self.schedule.ranks, self.schedule.slices)
+    def _changes(self) -> tuple[Changes, Ticks]:
+        """The memory that actions allocate or free, and its unit; see `Costs.memory_changes`."""
+        return self.costs.memory_changes(self.schedule)
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
-        changes, _ = self._changes_by_op
-        infers = self.schedule.forward_only
+        changes, _ = self._changes
+        infers, recomputed = self.schedule.forward_only, self.schedule.recomputed
         known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
         actions = row.actions if isinstance(row, Row) else [span.action for span in row]
         for index, action in enumerate(actions):
-            key = action.parts or action[:2]
+            key = action.parts or (action if recomputed else action[:2])
             if key not in known:
-                found = [changes[op][stage] for stage, op, _, _ in action.singles if op in changes]
+                keys = [(op, stage, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
+                found = [changes[each] for each in keys if each in changes]
                 freed = [-(allocated if infers else freed) for allocated, freed in found]
                 known[key] = [change for change in (*(each for each, _ in found), *freed) if change]  # F before B
             for change in known[key]:

@@ -25,6 +25,7 @@ FAMILIES = (
     "dualpipe",
     "chimera",
     "sliced",
+    "mario",
 )
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

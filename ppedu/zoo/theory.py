@@ -22,7 +22,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ppedu.core import Op, SettingError
-from ppedu.core.numeric import plain, pretty
+from ppedu.core.numeric import plain, pretty, ratio
 from ppedu.core.validate import require_count, require_size
 from ppedu.sim import Costs, require_costs
 from ppedu.sim.per_link import PerLink
@@ -239,6 +239,7 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
     letters: Letters = {"p": ranks, "m": microbatches, "v": chunks, "s": slices, "F": f, "B": b, "I": i, "W": w}
     letters["FB"] = f + b if costs.overlap is None else costs.overlap
     letters |= {"c": costs.delay(0, 1), "M_W": costs.weight_memory, "A": costs.activation}
+    letters["S"] = ratio(costs.stage_input, costs.activation) if costs.activation else 0
     return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
 
 

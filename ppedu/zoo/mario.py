@@ -1,0 +1,39 @@
+"""Mario: 1F1B that recomputes its activations in the bubble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ppedu.core import Action, B, F, R
+from ppedu.zoo import Facts, register
+
+
+@register(
+    "mario",
+    facts=Facts(
+        "doi.org/10.1145/3710848.3710878; formulas by simulation",
+        # All ranks wait for the last but one. It waits for its first gradient, longer than it has forwards for.
+        makespan="m*(2*F+B) + (p-2)*(F+B+2*c) + max(0, B+2*c-2*F) if p >= 2 and m >= 3 and 2*c <= 4*F+B",
+        peak="1 + S*min(2*(p-r-1), m-1)",
+        price="All ranks but the last run every forward twice.",
+    ),
+)
+def mario(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """Yield the actions of `rank` in 1F1B with activation checkpointing in the bubble (Liu et al., PPoPP 2025, Mario).
+
+    A rank keeps the input of each microbatch, and runs its forward again (R) just before its backward. Unlike a
+    backward that recomputes, R does not wait for the gradient, so it runs while the rank would be idle. The last rank
+    needs no R: each of its backwards follows its forward. Inputs are small, so the warm-up is twice that of 1F1B, whose
+    forwards fill more of the bubble. Every rank holds the activations of one microbatch, and the inputs of those in
+    flight. The paper searches for the number of these forwards; here it is the least with which the bubble is smallest.
+
+    In a timeline: 1F1B with a longer warm-up, and an R before each backward but on the last rank.
+    """
+    warmup = min(2 * (ranks - rank - 1), microbatches)
+    yield from (F(rank, m) for m in range(warmup))
+    for m in range(microbatches):
+        if warmup + m < microbatches:
+            yield F(rank, warmup + m)
+        if rank < ranks - 1:
+            yield R(rank, m)
+        yield B(rank, m)
