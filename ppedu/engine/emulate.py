@@ -185,6 +185,8 @@ class EmulatedStage(Stage):
     def backward_weight(self, microbatch: int) -> None:
         pass
 
+    forward_again = backward_weight
+
     def _result(self) -> torch.Tensor:
         made = self.emulation.end + self.emulation.messages.offset
         return torch.full((self.words,), made, dtype=torch.float64)

@@ -211,6 +211,10 @@ class Step:
         if action.stage > 0:
             self.give(action, dx)
 
+    def forward_again(self, action: Action) -> None:
+        self.stages[action.stage].forward_again(action.microbatch)
+        self._streams.pop(F(action.stage, action.microbatch), None)  # the graph of R is on the main one
+
     def backward_weight(self, action: Action) -> None:
         self.stages[action.stage].backward_weight(action.microbatch)
         self.context.shards.end_backward(action.stage)
@@ -294,6 +298,7 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.B: Step.backward,
     Op.I: Step.backward,
     Op.W: Step.backward_weight,
+    Op.R: Step.forward_again,
     Op.OVERLAP_F_B: Step.overlapped,
     Op.OVERLAP_B_F: Step.overlapped,
     Op.SEND_F: Step.send,

@@ -22,7 +22,7 @@ from ppedu.engine.stages.split_backward import as_saved
 class Memory:
     """The bytes that a rank holds for backwards, measured in every step of a pipeline from now on, until `close`.
 
-    On a CPU, the bytes are those of the tensors that autograd has saved, of the inputs that recomputed stages keep,
+    On a CPU, the bytes are those of the tensors that autograd has saved, of the inputs that are kept to recompute from,
     and of the gradients that an I keeps for its W. Memory that several of them share counts once, and that of weights,
     buffers and the batch does not count. Messages that have not arrived do not count either. On a GPU, they are all
     bytes that are allocated, less those at the start of the step: gradients and messages are among them.
@@ -47,7 +47,7 @@ class Memory:
         self._step: weakref.ref[Step] | None = None
         self._before = dict(pipeline.handlers)
         self._own: dict[Op, Handler] = {}
-        for op in (Op.F, Op.B, Op.I, Op.W):
+        for op in (Op.F, Op.B, Op.I, Op.W, Op.R):
             self._own[op] = partial(self._measure, inner=self._before.get(op))
             pipeline.on(op, self._own[op])
 

@@ -385,6 +385,7 @@ class Pipeline:
                     outputs=outputs and is_last,
                     timed=False,
                     slices=self.batching.slices if slices > 1 and self.batching.slices else slices,
+                    recomputed=program.recomputed[index],
                 )
             return Step(context, program, batch, kinds, self.steps, training)
 

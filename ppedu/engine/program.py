@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ class Program:
         instructions: the rank's order.
         trained: the stages with backwards on the rank.
         fingerprint: equal on ranks with the same schedule.
+        recomputed: by stage, the microbatches whose forward the order runs again.
         delivered: by RECV action, the sends of this rank that have arrived before it. Its sender had received them.
     """
 
@@ -61,6 +63,9 @@ class Program:
                 if single.op in (Op.B, Op.W):
                     last[single.stage] = position
         self.trained = frozenset(last)
+        self.recomputed: defaultdict[int, set[int]] = defaultdict(set)
+        for stage, microbatch in lowered.recomputed:
+            self.recomputed[stage].add(microbatch)
         self.instructions = [
             Instruction(
                 action,

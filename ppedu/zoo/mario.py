@@ -13,7 +13,7 @@ from ppedu.zoo import Facts, register
     facts=Facts(
         "doi.org/10.1145/3710848.3710878; formulas by simulation",
         # All ranks wait for the last but one. It waits for its first gradient, longer than it has forwards for.
-        makespan="m*(2*F+B) + (p-2)*(F+B+2*c) + max(0, B+2*c-2*F) if p >= 2 and m >= 3 and 2*c <= 4*F+B",
+        makespan="m*(2*F+B) + (p-2)*(F+B+2*c) + max(0, B+2*c-2*F) if p >= 2 and m >= 3 and 2*c <= 2*F+B",
         peak="1 + S*min(2*(p-r-1), m-1)",
         price="All ranks but the last run every forward twice.",
     ),

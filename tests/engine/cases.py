@@ -10,7 +10,9 @@ import ppedu as pp
 
 
 def named(name, ranks, microbatches):
-    """Return a registered schedule, or one of the atlas, such as that for a placement and a memory: 'atlas v 5'."""
+    """Return a registered schedule, one that recomputes, or one of the atlas: 'recompute zb-v', 'atlas v 5'."""
+    if name.startswith("recompute"):
+        return pp.recompute(pp.schedule(name.split()[1], ranks, microbatches))
     if not name.startswith("atlas"):
         return pp.schedule(name, ranks, microbatches)
     _, place, memory = name.split()

@@ -12,7 +12,7 @@ from ppedu.run import Memory, Stage
 # input of stage 0 belongs to the batch.
 SETUP = """
 def measured(name, recompute=False, steps=2, optimizer=None):
-    schedule = pp.schedule(name, 4, 8)
+    schedule = pp.schedule(name, 4, 8) if isinstance(name, str) else name
     stages = {index: nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for index in local_stages(schedule, rank)}
     stages = {index: Stage(module, index, recompute=recompute) for index, module in stages.items()}
     pipeline = Pipeline(schedule, stages, fn.mse_loss, fresh())
@@ -52,6 +52,21 @@ for name in ["terapipe", "seq1f1b"]:
     pipeline.step(numbers(16, 4, 16), numbers(16, 4, 16))
     costs = pp.Costs(activation=[512] + [1024] * 3)
     assert memory.peak == pp.simulate(schedule, costs).peak_activations[rank], (name, memory.peak)
+""",
+    "an action that recomputes": """
+# Before its R, a microbatch keeps its input; after it, also tanh's output.
+whole, inputs = [128, 256, 256, 256], [0, 128, 128, 128]
+schedule = pp.recompute(pp.schedule("1f1b", 4, 8))
+pipeline, memory = measured(schedule)
+simulated = pp.simulate(schedule, pp.Costs(activation=whole, stage_input=inputs))
+assert memory.peak == simulated.peak_activations[rank], memory.peak
+assert memory.peak < measured("1f1b")[1].peak or rank == 3
+pipeline, memory = measured(pp.recompute(pp.schedule("zb-h1", 4, 8)))
+changes = {"F": inputs[rank], "R": 128, "I": 256 - whole[rank], "W": -256}
+held = 0
+for action in pipeline.schedule.order(rank):
+    held += changes[action.op]
+    assert memory.after[action] == held, action
 """,
     "split backwards": """
 # Between I and W, a stage keeps its input, and the gradient of its matrix product's output.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from ppedu.core import B, F, I, PipelineError, Schedule, SettingError, W, require_schedule
+from ppedu.core import B, F, I, PipelineError, R, Schedule, SettingError, W, require_schedule
 from ppedu.core.validate import require_instance, require_rank
 from ppedu.engine.clock import Recorder
 from ppedu.engine.ranks.device import own_random, random_state, set_random_state
@@ -78,6 +78,7 @@ class Stage:
         outputs: bool = False,
         timed: bool = True,
         slices: Sequence[int] | int = 1,
+        recomputed: Collection[int] = (),
     ) -> None:
         """Start a step on these microbatches.
 
@@ -91,6 +92,8 @@ class Stage:
             timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if
                 the caller does both.
             slices: their number in each sequence, or the tokens of each. If there are several, microbatches are slices.
+            recomputed: microbatches of which only the input is kept until `forward_again`, or else until the backward,
+                as with `recompute` that of all.
         """
         self.inputs, self.targets, self.slices = inputs, targets, slices
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
@@ -99,15 +102,15 @@ class Stage:
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
         self._weighted: list[torch.Tensor] = []  # all losses, each times its microbatch's weight
         self.outputs: dict[int, Any] = {}
-        self._keeps_outputs = outputs
+        self._keeps_outputs, self._recomputed = outputs, recomputed
         self._alone = timed
         if timed:
             self.device = home([self.module], torch.device("cpu"))
         self.clock = Recorder(self.device, timed)
         self.held: dict[int, Held] = {}  # by microbatch in flight
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
-        self.again: dict[int, Callable[[], None]] = {}  # with `recompute`, by microbatch: runs its forward again
         self.pasts: dict[int, Past] = {}  # by sequence in flight: what its next slice attends to
+        self.again: dict[int, Callable[[], None]] = {}  # of those to recompute, by microbatch: runs its forward again
 
     @property
     def loss(self) -> torch.Tensor:
@@ -130,17 +133,18 @@ class Stage:
         value = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
         received = x is not None
-        again = None  # with `recompute`, runs this forward again
+        again = None  # runs this forward again
         if self.slices != 1:
             keywords = {**keywords, "past": self._past(microbatch, xs)}
         start = self.clock.now()
-        if self.recompute and torch.is_grad_enabled():
+        needed = self.recompute or microbatch in self._recomputed
+        if needed and torch.is_grad_enabled():
             kind = self.device.type
             autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
             random = random_state(self.device)
             again = partial(self._forward_again, microbatch, xs, keywords, received, random=random, autocast=autocast)
         with SAVE_NOTHING if again else nullcontext():
-            y = self._output(xs, keywords, received)
+            y = self._output(xs, keywords, received, needed)
             if self._keeps_outputs:
                 self.outputs[microbatch] = _versioned(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
             if self._loss_fn and len(self.targets):
@@ -166,6 +170,12 @@ class Stage:
             if microbatch not in self.held:
                 raise PipelineError(f"add a loss to microbatch {microbatch} after its forward and before its backward")
             self.held[microbatch].losses.append(gradient_edge(weighted))
+
+    def forward_again(self, microbatch: int) -> None:
+        """Run a forward again that is to be recomputed, with the same random numbers, before its backward asks for it."""
+        start = self.clock.now()
+        self.again.pop(microbatch)()
+        self.clock.note(R(self.index, microbatch), start)
 
     def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
@@ -214,20 +224,21 @@ class Stage:
         """Return what is left to run for the microbatches in flight: forwards again, and second halves of backwards."""
         return [*self.again.values(), *self.weight_halves.values()]
 
-    def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool) -> Any:
+    def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool, needed: bool) -> Any:
         """Return the module's output.
 
-        What is used elsewhere or again must not be changed: the caller's batch, and with `recompute` any input.
+        What is used elsewhere or again must not be changed: the caller's batch, and an input to recompute from.
 
         Args:
             received: the inputs are those of another stage.
+            needed: the inputs are needed to recompute.
         """
         if self._clones_input:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
         elif not received:
             xs = _versioned(xs)
         # The tensors that must not be changed: not clones, nor received tensors, unless they are needed again.
-        lent = () if self._clones_input or (received and not self.recompute) else xs
+        lent = () if self._clones_input or (received and not needed) else xs
         named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
         before, before_named = _versions(lent), {name: _versions(value) for name, value in named.items()}
         try:
@@ -306,7 +317,7 @@ class Stage:
         precision = torch.autocast(self.device.type, autocast, enabled=autocast is not None)
         with own_random(self.device), torch.enable_grad(), precision:
             set_random_state(self.device, random)
-            y = self._output(xs, keywords, received)
+            y = self._output(xs, keywords, received, needed=True)
             if self._loss_fn and len(self.targets):
                 y = self._weigh(microbatch, self._loss(microbatch, y), self.loss_scale)
         self._hold(microbatch, xs if received else (), y, keywords.get("past"))
