@@ -10,9 +10,9 @@ from typing import Any
 
 from stepper import paired
 
-from ppedu import Action, B, F, I, Op, Placement, Schedule, W
+from ppedu import Action, B, F, I, Op, Placement, R, Schedule, W
 
-COMPUTE = ("F", "B", "I", "W")
+COMPUTE = ("F", "B", "I", "W", "R")
 MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
@@ -24,13 +24,15 @@ def needs(single, stages):
         return [("activation", stage - 1, m)] if stage > 0 else []
     if op == "W":
         return [("half", stage, m)]
+    if op == "R":
+        return [("kept", stage, m)]
     return [("kept", stage, m), *([("gradient", stage + 1, m)] if stage < stages - 1 else [])]
 
 
 def gives(single):
     """Return the values that a compute action produces. The gradient of a stage is the gradient of its input."""
     stage, op, m = single[:3]
-    made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "W": ()}
+    made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "W": (), "R": ()}
     return [(what, stage, m) for what in made[op]]
 
 
@@ -78,8 +80,16 @@ def incomplete(schedule, rank):
         for stage in range(schedule.stages):
             if schedule.placement.rank(stage, m) == rank:
                 halves = (I, W) if left[I(stage, m)] or left[W(stage, m)] else (B,)
-                left.subtract([make(stage, m) for make in (F, *halves)])
+                again = (R,) if left[R(stage, m)] else ()
+                left.subtract([make(stage, m) for make in (F, *halves, *again)])
     return any(left.values())
+
+
+def recomputes_too_late(schedule, rank):
+    """Return whether the rank runs a forward again when its backward has begun."""
+    singles = [single for action in schedule.orders[rank] for single in action.singles]
+    begun = {single[::2]: index for index, single in reversed([*enumerate(singles)]) if single.op in ("B", "I")}
+    return any(single.op == "R" and begun.get(single[::2], index) < index for index, single in enumerate(singles))
 
 
 def sharded_wrongly(schedule, rank):
@@ -117,7 +127,8 @@ def some_summed(schedule, judged):
 def legal(schedule, ranks=None, rendezvous=False):
     """Return whether `ppedu.check` should find no problems."""
     judged = range(schedule.ranks) if ranks is None else ranks
-    if any(wrong(schedule, rank) for wrong in (incomplete, sharded_wrongly, waits_wrongly) for rank in judged):
+    wrongs = (incomplete, recomputes_too_late, sharded_wrongly, waits_wrongly)
+    if any(wrong(schedule, rank) for wrong in wrongs for rank in judged):
         return False
     if some_summed(schedule, judged):
         return False
@@ -430,6 +441,19 @@ MUTATIONS = (
     *("drop", "double", "swap", "neighbours", "move", "receives", "sends", "renumber", "restage", "delay", "hurry"),
     *("fuse", "unfuse", "split", "insert", "flip"),
 )
+
+
+def recompute(random, schedule):
+    """Return the legal schedule with an R for some microbatches, anywhere between their forward and their backward."""
+    orders = []
+    for order in map(list, schedule.orders):
+        forwards = [single for action in order for single in action.singles if single.op == "F"]
+        for stage, _, m, _ in random.sample(forwards, random.randint(0, len(forwards))):
+            spots = {each: at for at, action in enumerate(order) for each in action.singles}
+            end = min(spots[make(stage, m)] for make in (B, I) if make(stage, m) in spots)
+            order.insert(random.randint(spots[F(stage, m)] + 1, end), R(stage, m))
+        orders.append(order)
+    return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
 
 
 def mutate(random, schedule, mutations=MUTATIONS):

@@ -73,7 +73,7 @@ def _play(schedule, rank, buffers):
                 if here(stage - 1, m):
                     reads(stage - 1, m, OUTPUT)
                 write(stage, m, OUTPUT)
-            else:
+            elif op != "R":
                 reads(stage, m, OUTPUT, *[OUTPUT_GRADIENT] * (("RECV_B", stage, m) in received))
                 if op != "W" and here(stage + 1, m):
                     reads(stage + 1, m, INPUT_GRADIENT)

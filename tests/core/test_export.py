@@ -19,9 +19,12 @@ TWO_COPIES = {"dualpipe", "gems", "chimera", "bitpipe"}
 SLICED = {"terapipe", "seq1f1b"}
 # The schedules of the zoo that each writer takes. It refuses the others on several ranks with several microbatches.
 TAKEN = {
-    to_torch: set(pp.schedules()) - TWO_COPIES - SLICED,
+    to_torch: set(pp.schedules()) - TWO_COPIES - SLICED - {"mario"},
     to_megatron: {"naive", "gpipe", "1f1b", "interleaved"},
-    to_zero_bubble: set(pp.schedules()) - {"1f1b-overlap", "interleaved-overlap", "dualpipev"} - TWO_COPIES - SLICED,
+    to_zero_bubble: set(pp.schedules())
+    - {"1f1b-overlap", "interleaved-overlap", "dualpipev", "mario"}
+    - TWO_COPIES
+    - SLICED,
     to_deepspeed: {"naive", "1f1b"},
 }
 
