@@ -1,7 +1,5 @@
 """The lessons' running example, against parameters and FLOPs that PyTorch counts, and the claims of its story."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -93,31 +91,3 @@ def test_the_heads_time_makes_the_bubble_as_large_as_lesson_0_says():
     for name in ("gpipe", "1f1b"):
         bubble = pp.simulate(pp.schedule(name, RANKS, 32), costs).bubble
         assert (f"{bubble:.1%}", round(bubble * heron.gpus(RANKS))) == ("26.3%", 539)
-
-
-def _with_swaps(rank, ranks, microbatches, forward):
-    """Yield lesson 6's swapping 1F1B: the seconds of each action, and in between the cuts that messages cross."""
-    up, down = {rank - 1} - {-1}, {rank} - {ranks - 1}
-    warmup = min(ranks - rank - 1, microbatches)
-    for _ in range(warmup):
-        yield from (*up, forward, *down)
-    yield from up
-    for _ in range(warmup, microbatches):
-        yield from (forward, *down, 2 * forward, *up)  # one message or a swap: both take as long
-    for _ in range(warmup):
-        yield from (*down, 2 * forward, *up)
-
-
-def test_a_step_of_heron_with_swaps_takes_as_long_as_lesson_6_says():
-    """Both ranks of a message or swap continue when it has arrived."""
-    costs, now = heron.costs(RANKS), [0.0] * RANKS
-    programs = [list(_with_swaps(rank, RANKS, 32, costs.forward)) for rank in range(RANKS)]
-    while any(programs):
-        for rank, program in enumerate(programs):
-            while program and isinstance(program[0], float):
-                now[rank] += program.pop(0)
-        for cut, (above, below) in enumerate(pairwise(programs)):
-            if above[:1] == below[:1] == [cut]:
-                now[cut] = now[cut + 1] = max(now[cut : cut + 2]) + costs.latency
-                above.pop(0), below.pop(0)
-    assert f"{max(now):.2f}" == "4.38"
