@@ -112,7 +112,7 @@ def two_streams(figure: Figure) -> None:
 
 
 def bubble_against_memory(figure: Figure) -> None:
-    """Lesson 13: schedules by memory and bubble, and a place that is still free."""
+    """Lesson 14: schedules by memory and bubble, and a place that is still free."""
     ax = figure.subplots()
     for name in ("gpipe", "1f1b", "zb-h1", "zb-v", "v-min"):
         timeline = pp.simulate(pp.schedule(name, ranks=4, microbatches=8))

@@ -173,7 +173,7 @@ def _names(source: str) -> tuple[set[str], set[str]]:
 
 
 def leaderboard(options: argparse.Namespace) -> int:
-    """compare learners' schedules of lesson 13 with the least possible times"""
+    """compare learners' schedules of lesson 14 with the least possible times"""
     from ppedu.course.exercises.feedback import table
 
     scores: dict[str, dict[str, float | None]] = {}
@@ -186,7 +186,7 @@ def leaderboard(options: argparse.Namespace) -> int:
         except (OSError, ValueError, KeyError, TypeError):
             raise SettingError(f"{path} is not a report of `ppedu grade`; move it to another folder") from None
     if not scores:
-        raise SettingError(f"no report in {options.folder} has a right answer to exercise 13.1; grade lesson 13 first")
+        raise SettingError(f"no report in {options.folder} has a right answer to exercise 14.1; grade lesson 14 first")
 
     standings = []
     for learner, score in scores.items():

@@ -46,8 +46,8 @@ LESSONS = [
         ("imbalance", "slow node", "slow link", "interruptions", "long sequence"),
     ),
     Lesson(12, "two directions, and what a copy costs", "dualpipe, dualpipev", ("two copies",)),
-    Lesson(13, "an order of your own, and the best one", "pp.register, pp.search"),
-    Lesson(14, "move work first, then choose a schedule", "pp.plan, pp.calibrate"),
+    Lesson(14, "an order of your own, and the best one", "pp.register, pp.search"),
+    Lesson(15, "move work first, then choose a schedule", "pp.plan, pp.calibrate"),
 ]
 PLAIN, TOOLS, FOUND = "#7f7f7f", "#3b76b8", "#c2701c"
 # Where each column begins, and its color.

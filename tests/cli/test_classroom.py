@@ -76,7 +76,7 @@ def test_what_is_handed_out_has_no_line_of_a_solution(capsys):
 
 def test_the_metadata_is_nbgraders(capsys):
     assert main(["assignment", "5", "13"]) == 0
-    for name, count in (("05_1f1b", 3), ("13_design_your_own", 2)):
+    for name, count in (("05_1f1b", 3), ("14_design_your_own", 2)):
         cells = read(f"homework/{name}.ipynb")["cells"]
         assert len({cell["id"] for cell in cells}) == len(cells)
         marked = [(cell, cell["metadata"]["nbgrader"]) for cell in cells if "nbgrader" in cell["metadata"]]
@@ -190,7 +190,7 @@ def test_the_leaderboard_ranks_by_the_mean_and_puts_schedules_that_do_not_fit_la
     Path("reports").mkdir()
     for learner, ratios in {"bob": (1.0, None), "ada": (1.25, 1.0), "eve": (1.0, 1.125)}.items():
         score = dict(zip(("4 × 9", "5 × 12"), ratios, strict=True))
-        report = {"learner": learner, "exercises": [{"exercise": "13.1", "score": score}, {"exercise": "13.2"}]}
+        report = {"learner": learner, "exercises": [{"exercise": "14.1", "score": score}, {"exercise": "14.2"}]}
         Path(f"reports/{learner}_12.json").write_text(json.dumps(report), encoding="utf-8")
     assert main(["leaderboard", "--save", "table.csv"]) == 0
     assert Path("table.csv").read_text(encoding="utf-8").splitlines() == [

@@ -171,7 +171,7 @@ BAD = {
     "assignment tiny --out legal.csv": "cannot write to legal.csv: File exists; choose another folder with --out",
     "grade x.ipynb --limit 0": "--limit must be a number of seconds above 0; got 0.0",
     "grade x.ipynb --out legal.csv": "cannot write to legal.csv: File exists; choose another folder with --out",
-    "leaderboard .": "no report in . has a right answer to exercise 13.1; grade lesson 13 first",
+    "leaderboard .": "no report in . has a right answer to exercise 14.1; grade lesson 14 first",
     "plan x.toml --html x.svg": "--html writes a page; end its name in .html; got 'x.svg'",
     "plan x.toml --html nowhere/x.html": "cannot write 'nowhere/x.html'",
     "plan x.toml --save x.html --torch y --html ./x.html": "--save, --torch and --html write different things",

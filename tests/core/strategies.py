@@ -79,7 +79,9 @@ def shuffled_schedules():
 
 actions = st.deferred(lambda: compute | messages | sharding | overlapped)
 _numbers = st.integers(0, 10**6)
-compute = st.builds(lambda *fields: Action(*fields), _numbers, st.sampled_from([Op.F, Op.B, Op.I, Op.W, Op.R]), _numbers)
+compute = st.builds(
+    lambda *fields: Action(*fields), _numbers, st.sampled_from([Op.F, Op.B, Op.I, Op.W, Op.R]), _numbers
+)
 messages = st.builds(
     lambda *fields: Action(*fields), _numbers, st.sampled_from([Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B]), _numbers
 )

@@ -91,8 +91,8 @@ def written(folder, capsys):
     """A certificate with two answers, and one that cannot be verified."""
     record(f"{EVENT} 7")
     check_answer("03.1", bubble)
-    check_answer("15.1", finale().reveal())
-    (folder / "progress.txt").open("a").write("14.1 solved ★★ on 2026-01-01\n")
+    check_answer("16.1", finale().reveal())
+    (folder / "progress.txt").open("a").write("15.1 solved ★★ on 2026-01-01\n")
     certificate("Ada Lovelace")
     assert "3 exercises\nnot verifiable: 14.1, its answer is not in answers.json" in capsys.readouterr().out
     return folder / "certificate.json"
@@ -108,8 +108,8 @@ def test_what_was_solved_holds_and_what_was_forged_does_not(written, capsys):
     assert content["name"] == "Ada Lovelace" and set(content["exercises"]) == set(EXERCISES)
     assert (written.parent / "certificate.svg").read_text().count("<svg") == 1
     honest = lines(written)
-    assert honest["the seal is whole"] and honest["03.1 ★★: right"] and honest["15.1 ★★: right"]
-    assert honest["14.1 ★★: not verifiable: its answer is not in answers.json; run its cell again"] is None
+    assert honest["the seal is whole"] and honest["03.1 ★★: right"] and honest["16.1 ★★: right"]
+    assert honest["15.1 ★★: not verifiable: its answer is not in answers.json; run its cell again"] is None
     assert False not in honest.values()
 
     entries = content["exercises"]
@@ -125,7 +125,7 @@ def test_what_was_solved_holds_and_what_was_forged_does_not(written, capsys):
     assert not forged["05.1 ★★: its answer is missing"]
     assert not forged["05.2: 2 stars with 3 hints; it is 2 without a hint, else 1"]
     assert not forged["99.1: there is no such exercise"] and not forged["missing: 01.1"]
-    assert not forged[f"15.1 ★★: it solves the case {cases()[0]}, which was not drawn in this folder"]
+    assert not forged[f"16.1 ★★: it solves the case {cases()[0]}, which was not drawn in this folder"]
     [wrong] = [text for text in forged if text.startswith("03.1")]
     assert "with 4 ranks and 8 microbatches" in wrong and not forged[wrong]
 

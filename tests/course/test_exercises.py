@@ -305,7 +305,7 @@ def test_an_implausible_answer_or_result_gets_a_sentence(told, exercise):
 
 
 PARTS = {part.number for part in course()}
-WITH_FUNCTIONS = [name for name in EXERCISES if name not in PARTS | {"04.1", "14.1", "15.1"}]
+WITH_FUNCTIONS = [name for name in EXERCISES if name not in PARTS | {"04.1", "15.1", "16.1"}]
 
 TAKES = {
     "model and budget": "01.1",
@@ -333,7 +333,7 @@ TAKES = {
     "schedule": "12.1",
     "ranks, forward, backward and weight": "12.2",
     "layers": "12.3",
-    "times and ranks": "14.2",
+    "times and ranks": "15.2",
 }
 
 
@@ -352,7 +352,7 @@ def test_a_forgotten_return_of_a_number_is_noticed(refused, exercise):
     refused(exercise, lambda *given: None, "returns None instead of a number; is a return missing?")
 
 
-@pytest.mark.parametrize("exercise", ["05.1", "05.3", "09.3", "10.1", "10.3", "13.1", "13.2"])
+@pytest.mark.parametrize("exercise", ["05.1", "05.3", "09.3", "10.1", "10.3", "14.1", "14.2"])
 def test_a_generator_must_yield_actions(refused, exercise):
     case = "with 4 ranks, 8 microbatches and 2 chunks" if exercise == "09.3" else "with 4 ranks and 8 microbatches"
     refused(exercise, lambda *given: [], f"{case} your generator yields nothing.")
@@ -421,7 +421,7 @@ def test_a_learners_error_is_reported_with_its_line_in_every_exercise(told):
             assert f"your function fails at line 2, `{line}`: {reason}" in message, exercise
 
 
-@pytest.mark.parametrize("exercise", ["05.1", "09.1", "10.1", "13.1"])
+@pytest.mark.parametrize("exercise", ["05.1", "09.1", "10.1", "14.1"])
 def test_an_error_after_a_yield_is_reported_with_its_line(told, exercise):
     for line, reason in {"yield 1 // 0": "ZeroDivisionError", "yield next(iter([]))": "RuntimeError"}.items():
         message = told(exercise, own_source(f"{line}  # a comment", "*given"))

@@ -228,19 +228,19 @@ def test_a_right_diagnosis_is_praised_and_a_wrong_one_refused_for_a_reason(told,
     slow = Case(seed_of("slow node"))
     replica, rank = slow._where
     wrong = (1 - replica, rank)
-    assert told("15.1", slow.reveal()).startswith(f"Right. It was “slow node”, on rank {rank} of replica {replica}")
-    refused("15.1", 7, "give a diagnosis")
-    refused("15.1", slow.answer("gremlins"), "choose what is wrong: one of illegal order")
-    refused("15.1", slow.answer("illegal order"), "pp.check finds nothing wrong")
-    refused("15.1", slow.answer("loss not divided", EVERYWHERE), "Gradients are those of one process")
-    refused("15.1", slow.answer("imbalance", 0), "At best, a step takes")
-    refused("15.1", slow.answer("two copies", EVERYWHERE), "nothing that could be cured of it")
-    refused("15.1", slow.answer("slow node", 9), "a replica and a rank, such as (1, 3); yours is 9")
-    refused("15.1", slow.answer("slow node", wrong), f"not there: cured at {wrong}, a step takes")
-    refused("15.1", slow.answer("slow node", slow._where), "Now cure it")
-    refused("15.1", slow.answer("slow node", slow._where, node=wrong), "with your cure, a step takes")
-    refused("15.1", slow.answer("slow node", slow._where, nodes=1), "settings are schedule, layers")
-    refused("15.1", slow.answer("slow node", slow._where, layers=[1]), "layers= takes a number for each of 4 stages")
+    assert told("16.1", slow.reveal()).startswith(f"Right. It was “slow node”, on rank {rank} of replica {replica}")
+    refused("16.1", 7, "give a diagnosis")
+    refused("16.1", slow.answer("gremlins"), "choose what is wrong: one of illegal order")
+    refused("16.1", slow.answer("illegal order"), "pp.check finds nothing wrong")
+    refused("16.1", slow.answer("loss not divided", EVERYWHERE), "Gradients are those of one process")
+    refused("16.1", slow.answer("imbalance", 0), "At best, a step takes")
+    refused("16.1", slow.answer("two copies", EVERYWHERE), "nothing that could be cured of it")
+    refused("16.1", slow.answer("slow node", 9), "a replica and a rank, such as (1, 3); yours is 9")
+    refused("16.1", slow.answer("slow node", wrong), f"not there: cured at {wrong}, a step takes")
+    refused("16.1", slow.answer("slow node", slow._where), "Now cure it")
+    refused("16.1", slow.answer("slow node", slow._where, node=wrong), "with your cure, a step takes")
+    refused("16.1", slow.answer("slow node", slow._where, nodes=1), "settings are schedule, layers")
+    refused("16.1", slow.answer("slow node", slow._where, layers=[1]), "layers= takes a number for each of 4 stages")
 
 
 def test_a_faster_schedule_does_not_hide_a_slow_node():
@@ -255,7 +255,7 @@ def test_a_faster_schedule_does_not_make_up_for_too_few_microbatches(refused):
     case = next(case for case in map(Case, seeds) if case.schedule.name == "1f1b")
     faster = pp.schedule("zb-h1", case.schedule.ranks, case.schedule.microbatches)
     assert not changed(case._job, schedule=faster).failing()
-    refused("15.1", case.answer("too few microbatches", EVERYWHERE, schedule=faster), "as few microbatches as before")
+    refused("16.1", case.answer("too few microbatches", EVERYWHERE, schedule=faster), "as few microbatches as before")
 
 
 def test_a_case_is_kept_until_another_is_drawn(folder):

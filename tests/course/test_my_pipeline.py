@@ -10,7 +10,7 @@ from ppedu.course.exercises import find_fault, parts, progress
 from ppedu.course.exercises.parts import COURSE, FILE, GIVEN, course, part_of, split
 from ppedu.course.part_cell import run_part
 
-NUMBERS = ["02.3", "03.3", "05.4", "06.6", "07.5", "10.4", "13.3"]
+NUMBERS = ["02.3", "03.3", "05.4", "06.6", "07.5", "10.4", "14.3"]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ WRONG = [
     ),
     ("07.5", "    dist.all_reduce(squares)\n", "", "That would be right if its own stage were all"),
     ("10.4", 'arrived["B", stage - 1, m] = b', 'arrived["B", stage, m] = b', "in `run`, at `send("),
-    ("13.3", "lead = ", "lead = 1 + ", "0W8: there is no microbatch 8"),
+    ("14.3", "lead = ", "lead = 1 + ", "0W8: there is no microbatch 8"),
 ]
 
 

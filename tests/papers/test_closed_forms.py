@@ -85,7 +85,11 @@ def conditions(field):
     ("name", "field", "condition"),
     [
         *(case for field in ("idle", "makespan", "peak") for case in conditions(field)),
-        *((name, "hops", "none") for name in TIMED if not facts_of(name).hops and "c" not in facts_of(name).idle + facts_of(name).makespan),
+        *(
+            (name, "hops", "none")
+            for name in TIMED
+            if not facts_of(name).hops and "c" not in facts_of(name).idle + facts_of(name).makespan
+        ),
     ],
 )
 def test_each_condition_is_needed(name, field, condition, monkeypatch):

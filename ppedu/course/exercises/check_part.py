@@ -293,7 +293,7 @@ CHECKS = {
     "06.6": PartCheck(4, loop("one_f_one_b", "1f1b", "1F1B")),
     "07.5": PartCheck(3, loss_and_norm),
     "10.4": PartCheck(4, any_schedule),
-    "13.3": PartCheck(4, own_schedule),
+    "14.3": PartCheck(4, own_schedule),
 }
 
 

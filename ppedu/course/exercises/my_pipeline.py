@@ -141,7 +141,7 @@ def run(orders, stages, inputs, targets, shape, loss_fn):
                 arrived["B", stage, m] = receive(shape, holder[stage + 1])
 
 
-# ---- my schedule (exercise 13.3)
+# ---- my schedule (exercise 14.3)
 import ppedu as pp
 
 
@@ -161,7 +161,7 @@ def mine(rank, ranks, microbatches):
         yield pp.W(rank, m)
 
 
-# ---- training (exercise 13.3)
+# ---- training (exercise 14.3)
 def train(steps=8, microbatches=8):
     """Train a small model with one stage on each rank. Print each loss, and the loss of one process beside it."""
     dist.init_process_group("gloo")
