@@ -47,7 +47,18 @@ __all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "R", 
 __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
 __all__ += ["align", "check", "label", "lower", "merge_backward", "recompute", "shrink", "simulate", "strip", "verify"]
 __all__ += ["register", "schedule", "schedules"]
-__all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
+__all__ += [
+    "compare",
+    "differences",
+    "doctor",
+    "equal_time_slices",
+    "explore",
+    "export",
+    "give_back",
+    "partition",
+    "puzzle",
+    "show_live",
+]
 __all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "theory"]
 
 # Names that are imported when first used, each with the module that defines it or that it stands for.
@@ -57,6 +68,7 @@ LAZY = {
     "compare": "ppedu.view.interactive",
     "differences": "ppedu.view.interactive",
     "doctor": "ppedu.cli.checkup",
+    "equal_time_slices": "ppedu.sim.lengths",
     "explore": "ppedu.view.explore",
     "export": "ppedu.core.export",
     "give_back": "ppedu.launch.exchange",

@@ -115,10 +115,12 @@ CALLS = {
     **{
         f"Costs.{name}": (lambda value, name=name: costs(**{name: value}), 1)
         for name in inspect.signature(Costs).parameters
-        if name not in ("unit", "memory_unit", "recompute", "links")
+        if name not in ("unit", "memory_unit", "recompute", "links", "lengths")
     },
     "Costs.unit": (lambda unit: str(costs(unit=unit)), "s"),
     "Costs.memory_unit": (lambda unit: str(costs(memory_unit=unit)), "GB"),
+    "Costs.lengths": (lambda lengths: costs(lengths=lengths), [1]),
+    "equal_time_slices": (pp.equal_time_slices, 8, 2, 0.5),
     "Costs.transport": (lambda transport: Costs(transport=transport), "pair"),
     "check, transport": (lambda transport: pp.check(pp.lower(SCHEDULE), transport=transport), "pair"),
     "check, buffers": (lambda buffers: pp.check(SCHEDULE, buffers=buffers), 2),

@@ -28,8 +28,9 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
     """Return the results that an action waits for.
 
     A forward requires the activation of the stage before; a backward its own forward and the gradient of the stage
-    after; a weight backward its own input backward; a forward that runs again itself; an overlapped pair what its parts require. In a lowered schedule
-    a result of another rank must have been received, and before that sent. A wait requires its message to be posted.
+    after; a weight backward its own input backward; a forward that runs again its first run; an overlapped pair what
+    its parts require. In a lowered schedule a result of another rank must have been received, and before that sent. A
+    wait requires its message to be posted.
     The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
     that of the slice after, which adds to the gradients of these.
     """

@@ -71,6 +71,8 @@ class Instance:
         costs = require_costs(costs)
         if costs.transport != "buffered" or costs.recompute:
             raise SettingError("a search has no occupied links and no recomputation; leave out transport and recompute")
+        if costs.lengths:
+            raise SettingError("a search is for whole sequences; leave out lengths")
         require_instance("split", split, bool, "True or False")
         require_instance("pairs", pairs, bool, "True or False")
         if pairs and split:

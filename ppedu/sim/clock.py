@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import chain
 from operator import add
 from typing import Any, NamedTuple
 
 from ppedu.core import Action, Op, Schedule, SettingError
 from ppedu.core.dependencies import Numbered
-from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
+from ppedu.core.numeric import Ticks, by_microbatch, flat, plain, ratio
 from ppedu.sim.costs import Costs
+from ppedu.sim.lengths import shares_of
 from ppedu.sim.per_link import LinkCost, PerLink, each_link, of_link
 
 
@@ -44,8 +44,8 @@ class TickClock(NamedTuple):
             pairs = costs.per_stage(costs.overlap, *size)
             half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
             paired = dict.fromkeys(alone, half) | {Op.R: [0] * schedule.stages}
-        if schedule.slices > 1 and costs.attention:
-            alone, paired = (_with_attention(times, schedule, costs.attention) for times in (alone, paired))
+        if costs.lengths or (schedule.slices > 1 and costs.attention):
+            alone, paired = (_of_slices(times, schedule, costs) for times in (alone, paired))
             ops = {single.op for block in schedule.numbered.blocks for single in block.sample.singles}
             if Op.I in ops and min(flat(alone[Op.I])) < 0:
                 raise SettingError("all attention of B is in I, which takes less; give less attention")
@@ -97,18 +97,20 @@ class TickClock(NamedTuple):
         return self.occupies(sender, receiver) + of_link("latency", self.latency, sender, receiver)
 
 
-def _with_attention(times: dict[Op, list[Any]], schedule: Schedule, attention: Number) -> dict[Op, list[Any]]:
+def _of_slices(times: dict[Op, list[Any]], schedule: Schedule, costs: Costs) -> dict[Op, list[Any]]:
     """Return the times of slices, by op and stage, from the means of a sequence's. Tables have them already.
 
-    Of n slices, slice j has (2j + 1)/n² of the attention, and 1/n of the rest. I has what B has more, and W no more.
+    A slice has its share of a sequence's attention, and of the rest. I has what B has more, and W no more.
     """
     slices = schedule.slices
-    more = [attention * (Fraction(2 * j + 1, slices) - 1) for j in range(slices)]  # of the mean
+    shares = shares_of(costs.lengths, slices)
 
     def table(mean: Any, growing: Any) -> Any:
         if isinstance(mean, tuple) or isinstance(growing, tuple):
             return mean
-        return tuple([plain(mean + each * growing) for each in more] * (schedule.microbatches // slices))
+        more = costs.attention * growing
+        each = [slices * (mean * tokens + more * (attention - tokens)) for tokens, attention in shares]
+        return tuple([*map(plain, each)] * (schedule.microbatches // slices))
 
     growing = {**times, Op.I: times[Op.B], Op.W: [0] * schedule.stages}
     return {op: [*map(table, times[op], growing[op])] for op in times}

@@ -15,6 +15,7 @@ from ppedu.core import Op, Schedule, SettingError, hooks
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
 from ppedu.core.streams import STREAMED
 from ppedu.core.validate import require_instance, require_number, require_one_of
+from ppedu.sim.lengths import shares_of
 from ppedu.sim.per_link import LinkCost, PerLink, of_link, of_links
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
 TIMES = ("forward", "backward", "input", "weight", "overlap")
 
-# From an op, a stage, and whether the microbatch has an R in the order, to the memory that it allocates, and frees.
-Changes = dict[tuple[Op, int, bool], tuple[Any, Any]]
+# From an op, a stage, a slice, and whether that has an R in the order, to the memory that it allocates, and frees.
+Changes = dict[tuple[Op, int, int, bool], tuple[Any, Any]]
 
 # The costs, each with the levels of sequences that it may have: 2 by stage and microbatch, 1 by stage.
 DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 1, "stage_input": 1, "weight_memory": 1}
@@ -66,7 +67,9 @@ class Costs:
             every stage, large or small.
         unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
         attention: If sequences are cut into slices, the part of F and of B, 0 to 1, that is attention. A slice attends
-            to all slices before it and, on average, to half of itself. The other work, W too, is the same for each.
+            to all slices before it and, on average, to half of itself. The other work, W too, goes by the lengths.
+        lengths: The lengths of the slices of each sequence, in tokens or relative to each other, such as (6, 4, 3, 3).
+            By default, all slices are equally long.
         transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
             comes on top of it.
         transport: What blocks what, as in `check`. "buffered": Messages do not wait for each other. "pair": A rank has
@@ -96,6 +99,7 @@ class Costs:
     transfer: LinkCost = 0
     transport: str = "buffered"
     attention: Number = 0
+    lengths: Sequence[Number] = ()
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
@@ -119,9 +123,14 @@ class Costs:
                 _require_cost(name, number)
             object.__setattr__(self, name, cost)  # frozen
         require_number("attention", self.attention, lambda part: 0 <= part <= 1, "a part of the time, 0 to 1")
+        lengths = _python(self.lengths)
+        require_instance("lengths", lengths, tuple, "the lengths of a sequence's slices, such as (6, 4, 3, 3)")
+        for length in lengths:
+            require_number("a slice's length", length, lambda length: 0 < length <= LARGEST, "a number above 0")
+        object.__setattr__(self, "lengths", lengths)
         if max(flat([self.weight_memory])) > 1:
             raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
-        if not any(isinstance(cost, tuple) or callable(cost) for cost in vars(self).values()):
+        if not any(isinstance(cost, tuple) or callable(cost) for cost in map(vars(self).get, DEPTHS)):
             self.durations(stages=1, ranks=1)  # raises SettingError if half a backward takes longer than all of it
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,10 +151,12 @@ class Costs:
     def fit(cls, timeline: Timeline) -> Costs:
         """Return the costs of a run: for each stage, the median times of its F, B, I, W and overlapped pairs.
 
-        A stage that never runs one of these gets the median over the other stages. The latency of a link is the median
-        time of the messages on it for which a rank was waiting: from the end of the action that made one to the start
-        of the one that requires it, if the rank was idle in between. A link without such messages gets the median over
-        the other links. If all links have the same latency, it is one number.
+        A stage that never runs one of these gets the median over the other stages. The times of a microbatch's slices
+        are added; `attention` and `lengths`, by which they differ, are taken from the timeline's costs.
+
+        The latency of a link is the median time of the messages on it for which a rank was waiting: from the end of the
+        action that made one to the start of the one that requires it, if the rank was idle in between. A link without
+        such messages gets the median over the other links. If all links have the same latency, it is one number.
 
         Raises:
             SettingError: `timeline` is not a Timeline.
@@ -219,7 +230,7 @@ class Costs:
     ) -> dict[Op, list[Any]]:
         """Return the times of F, B, I, W and R in each stage; arguments and errors as for `per_stage`.
 
-        Those of slices are means; `attention` is left to the clock.
+        Those of slices are means; `attention` and `lengths` are left to the clock.
 
         Raises:
             SettingError: Also if I or W takes longer than B.
@@ -257,24 +268,30 @@ class Costs:
     def memory_changes(self, schedule: Schedule) -> tuple[Changes, Ticks]:
         """Return the memory that actions allocate at their start and free at their end, and its unit.
 
-        The changes are a pair of numbers of ticks by op, stage and whether the microbatch has an R in the order. An
-        activation of 10, with a weight_memory of 0.4: F allocates 10, B frees 10, I frees 6 and W 4. If the forward is
-        recomputed from an input of 1, F allocates 1, and R, B or I the other 9.
+        The changes are a pair of numbers of ticks by op, stage, slice and whether the microbatch has an R in the order.
+        An activation of 10, with a weight_memory of 0.4: F allocates 10, B frees 10, I frees 6 and W 4. If the forward
+        is recomputed from an input of 1, F allocates 1, and R, B or I the other 9.
         """
         stages, ranks, slices = schedule.stages, schedule.ranks, schedule.slices
         activations = self.per_stage(self.activation, stages, ranks, slices=slices)
         inputs = self.per_stage(self.stage_input, stages, stages, slices=slices)
         parts = self.per_stage(self.weight_memory, stages, stages)
         changes: Changes = {}
+        of_slices = [slices * share.tokens for share in shares_of(self.lengths, slices)]  # 1 on average
         for again in (False, True) if schedule.recomputed else (False,):
             for stage, (whole, held, part) in enumerate(zip(activations, inputs, parts, strict=True)):
-                missing = whole - held if again or self.recompute else 0
-                changes[Op.F, stage, again] = whole - missing, 0
-                changes[Op.R, stage, again] = missing, 0
-                missing = 0 if again else missing
-                changes[Op.B, stage, again] = missing, whole
-                changes[Op.I, stage, again] = missing, whole * (1 - part)
-                changes[Op.W, stage, again] = 0, whole * part
+                missing = whole - held if again or self.recompute else 0  # after F
+                left = 0 if again else missing  # before B or I
+                of_mean = {
+                    Op.F: (whole - missing, 0),
+                    Op.R: (missing, 0),
+                    Op.B: (left, whole),
+                    Op.I: (left, whole * (1 - part)),
+                    Op.W: (0, whole * part),
+                }
+                for op, (taken, freed) in of_mean.items():
+                    for position, share in enumerate(of_slices):
+                        changes[op, stage, position, again] = taken * share, freed * share
         ticks = Ticks(chain(*changes.values()))
         return {key: (ticks.count(taken), ticks.count(freed)) for key, (taken, freed) in changes.items()}, ticks
 

@@ -38,8 +38,8 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
     known = timelines[0].costs
     times: dict[str, Any] = {}
     for name, stages in action_times(timelines).items():
-        # A stage that never runs such an action gets the median over the other stages. Costs are of whole sequences.
-        times[name] = [_median(own or chain(*stages)) * min(slices) for own in stages]
+        # A stage that never runs such an action gets the median over the other stages.
+        times[name] = [_median(own or chain(*stages)) for own in stages]
     return Costs(
         **times,
         latency=_latency(timelines),
@@ -47,19 +47,23 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
         weight_memory=known.weight_memory,
         unit=known.unit,
         memory_unit=known.memory_unit,
+        attention=known.attention,
+        lengths=known.lengths,
     )
 
 
 def action_times(timelines: Sequence[Timeline]) -> dict[str, list[list[Any]]]:
-    """Return, by the name of a cost and by stage, the times of all actions with this cost."""
-    times: dict[str, list[list[Any]]] = {}
-    for action, start, end in chain(*chain(*(timeline.rows for timeline in timelines))):
-        if action.computes:
-            name = NAMES.get(action.op, "overlap")
-            stages = times.setdefault(name, [[] for _ in range(timelines[0].schedule.stages)])
-            for single in action.singles:
-                stages[single.stage].append(end - start)
-    return times
+    """Return, by the name of a cost and by stage, the times of all actions with this cost, of whole sequences."""
+    slices = timelines[0].schedule.slices
+    times: dict[str, list[defaultdict[tuple[int, Op, int], Any]]] = {}
+    for step, timeline in enumerate(timelines):
+        for action, start, end in chain(*timeline.rows):
+            if action.computes:
+                name = NAMES.get(action.op, "overlap")
+                stages = times.setdefault(name, [defaultdict(int) for _ in range(timeline.schedule.stages)])
+                for single in action.singles:
+                    stages[single.stage][step, single.op, single.microbatch // slices] += end - start
+    return {name: [[*whole.values()] for whole in stages] for name, stages in times.items()}
 
 
 def _latency(timelines: Sequence[Timeline]) -> Any:

@@ -72,8 +72,11 @@ class Tasks:
         self.duration = [durations[entries[rank][index]] for rank, index in steps]
 
         changes, _ = costs.memory_changes(schedule)
-        again = schedule.recomputed
-        memory = [[changes[op, stage, (stage, m) in again] for stage, op, m, _ in a.singles] for a in self.actions]
+        again, slices = schedule.recomputed, schedule.slices
+        memory = [
+            [changes[op, stage, m % slices, (stage, m) in again] for stage, op, m, _ in action.singles]
+            for action in self.actions
+        ]
         self.takes = [sum(taken for taken, _ in each) for each in memory]
         self.gives_back = [sum(freed for _, freed in each) for each in memory]
         self.room = [0] * schedule.ranks  # the peak of each rank's activations

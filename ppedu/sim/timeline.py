@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppedu.core import TRAFFIC, Action, Op, Schedule, SettingError, hooks, require_schedule
+from ppedu.core import TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
 
@@ -267,13 +267,13 @@ class Timeline:
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
         changes, _ = self._changes
-        infers, recomputed = self.schedule.forward_only, self.schedule.recomputed
+        infers, recomputed, slices = self.schedule.forward_only, self.schedule.recomputed, self.schedule.slices
         known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
         actions = row.actions if isinstance(row, Row) else [span.action for span in row]
         for index, action in enumerate(actions):
-            key = action.parts or (action if recomputed else action[:2])
+            key = action.parts or (action if recomputed else (*action[:2], action[2] % slices))
             if key not in known:
-                keys = [(op, stage, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
+                keys = [(op, stage, m % slices, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
                 found = [changes[each] for each in keys if each in changes]
                 freed = [-(allocated if infers else freed) for allocated, freed in found]
                 known[key] = [change for change in (*(each for each, _ in found), *freed) if change]  # F before B

@@ -244,7 +244,8 @@ def causes(timeline: Timeline) -> dict[str, float]:
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     at_once = replace(costs, latency=0, transfer=0, transport="buffered")
     # Each stage takes its mean over microbatches, or over slices; one number would be of a whole sequence.
-    steady = replace(_averaged(at_once, lambda cost: tuple(_mean(time, schedule.slices) for time in cost)), attention=0)
+    steady = _averaged(at_once, lambda cost: tuple(_mean(time, schedule.slices) for time in cost))
+    steady = replace(steady, attention=0, lengths=())
     even = _averaged(steady, lambda cost: (_mean(cost),) * len(cost))  # and the mean over stages
     unchanged = at_once == timeline.costs and timeline.source == "simulated"
     varied_run = timeline if unchanged else simulate(schedule, at_once)
@@ -253,7 +254,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
     runs = reorder(even_run), even_run, steady_run, varied_run
     best, even_idle, steady_idle, varied_idle = (run.makespan - ratio(sum(run.busy), schedule.ranks) for run in runs)
     times = {"warm-up and cooldown": best, "ordering": even_idle - best, "imbalance": steady_idle - even_idle}
-    if _vary_by_microbatch(at_once) or (at_once.attention and schedule.slices > 1):
+    if _vary_by_microbatch(at_once) or ((at_once.attention or at_once.lengths) and schedule.slices > 1):
         times["variation"] = varied_idle - steady_idle
     shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in times.items()}
     return {**shares, "communication": timeline.bubble - sum(shares.values())}

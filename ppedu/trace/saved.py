@@ -113,7 +113,7 @@ def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Tim
             saved[name] = {(source, target): time for source, target, time in saved[name]}
     costs = Costs(**saved)
     costs.durations(schedule.stages, schedule.ranks, schedule.microbatches)
-    costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
+    costs.memory_changes(schedule)
     timeline = Timeline(schedule, tuple(map(tuple, rows)), costs, about["source"])
     if costs.transport != "buffered":
         schedule.validate()  # without it, a message may never have been sent

@@ -216,15 +216,15 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         SettingError: The formulas are not for these costs.
     """
     costs = require_costs(costs)
+    if costs.lengths or (costs.attention and slices > 1):
+        raise SettingError("formulas are for equal slices; leave out attention and lengths, or simulate")
     for name, value in vars(costs).items():
         if isinstance(value, PerLink):
             raise SettingError(f"formulas are for equal links; give one number for {name}, not {value!r}, or simulate")
-        if isinstance(value, tuple) or callable(value):
+        if (isinstance(value, tuple) and value) or callable(value):
             raise SettingError(f"formulas are for equal stages; give one number for {name}, not {value!r}, or simulate")
     if costs.recompute:
         raise SettingError("formulas are for activations that are kept; leave out recompute, or simulate")
-    if costs.attention and slices > 1:
-        raise SettingError("formulas are for slices that take equally long; leave out attention, or simulate")
     if costs.transport != "buffered":
         raise SettingError("in a formula, messages do not wait for each other; leave out transport, or simulate")
     times = costs.durations(stages=1, ranks=1)

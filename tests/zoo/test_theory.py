@@ -114,7 +114,7 @@ def test_a_formula_that_does_not_hold_is_refused_with_its_condition(quantity, as
         ({"name": "interleaved", "chunks": 0}, "chunks must be at least 1; got 0"),
         ({"name": "1f1b", "chunks": 2}, "the number of chunks of 1f1b is fixed"),
         ({"name": "seq1f1b", "slices": 0}, "slices must be at least 1; got 0"),
-        ({"name": "seq1f1b", "costs": Costs(attention=0.5)}, "slices that take equally long; leave out attention"),
+        ({"name": "seq1f1b", "costs": Costs(attention=0.5)}, "for equal slices; leave out attention"),
     ],
 )
 def test_an_option_that_a_formula_does_not_have_is_refused(asked, says):

@@ -72,8 +72,8 @@ class Board:
     ):
         self.placement, self.microbatches, self.name, self.costs = placement, microbatches, name, require_costs(costs)
         self.memory, self.split, self.pairs = memory, split, pairs
-        if placement.slices > 1:
-            raise SettingError("a board has whole sequences; give a placement with slices=1")
+        if placement.slices > 1 or self.costs.lengths:
+            raise SettingError("a board has whole sequences; give a placement with slices=1, and leave out lengths")
         if self.costs.recompute:
             raise SettingError("a board does not recompute activations; leave out recompute")
         if self.costs.transport != "buffered":

@@ -172,7 +172,7 @@ class Stage:
             self.held[microbatch].losses.append(gradient_edge(weighted))
 
     def forward_again(self, microbatch: int) -> None:
-        """Run a forward again that is to be recomputed, with the same random numbers, before its backward asks for it."""
+        """Run a forward again, with the same random numbers, before its backward asks for it."""
         start = self.clock.now()
         self.again.pop(microbatch)()
         self.clock.note(R(self.index, microbatch), start)
