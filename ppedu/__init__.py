@@ -59,7 +59,7 @@ __all__ += [
     "puzzle",
     "show_live",
 ]
-__all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "theory"]
+__all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "prefill", "theory"]
 
 # Names that are imported when first used, each with the module that defines it or that it stands for.
 LAZY = {
@@ -77,6 +77,7 @@ LAZY = {
     "notebook": "ppedu.notebook",
     "partition": "ppedu.sim.partition",
     "plan": "ppedu.planning.planner",
+    "prefill": "ppedu.sim.prefill",
     "puzzle": "ppedu.course.board.puzzle",
     "run": "ppedu.run",
     "Run": "ppedu.trace.run",

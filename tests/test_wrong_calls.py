@@ -120,6 +120,13 @@ CALLS = {
     "Costs.unit": (lambda unit: str(costs(unit=unit)), "s"),
     "Costs.memory_unit": (lambda unit: str(costs(memory_unit=unit)), "GB"),
     "Costs.lengths": (lambda lengths: costs(lengths=lengths), [1]),
+    "prefill": (pp.prefill, 2, 8, [5, 3], Costs()),
+    "prefill, options": (
+        lambda equal, prompts, decode, mixed, placement: pp.prefill(
+            2, 8, 3, equal_time=equal, prompts=prompts, decode=decode, mixed=mixed, placement=placement
+        ).summary(),
+        *[True, 2, 1, False, "v"],
+    ),
     "equal_time_slices": (pp.equal_time_slices, 8, 2, 0.5),
     "Costs.transport": (lambda transport: Costs(transport=transport), "pair"),
     "check, transport": (lambda transport: pp.check(pp.lower(SCHEDULE), transport=transport), "pair"),
