@@ -63,7 +63,7 @@ def test_csv_and_lowering_keep_it(tmp_path):
 @pytest.mark.parametrize("writer", ["to_torch", "to_megatron", "to_zero_bubble", "to_deepspeed"])
 def test_no_other_program_has_it(writer):
     schedule = pp.recompute(pp.schedule("1f1b", 2, 3))
-    with pytest.raises(SettingError, match="has 0R0; in .* take the schedule without R"):
+    with pytest.raises(SettingError, match=r"has 0R0; in .* take the schedule without R"):
         getattr(pp.export, writer)(schedule)
 
 
