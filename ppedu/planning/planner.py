@@ -285,13 +285,21 @@ _ALIVE: WeakValueDictionary[tuple[Any, ...], Schedule] = WeakValueDictionary()
 
 
 def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
-    """Return a registered schedule. Raise whatever its generator raises, and ScheduleError if it is not legal."""
+    """Return a registered schedule.
+
+    Raises:
+        SettingError: It recomputes.
+        ScheduleError: It is not legal.
+        Exception: Whatever its generator raises.
+    """
     key = name, ranks, microbatches, *sorted(options.items())
     shared = name in published()  # a user's generator may change from call to call
     if shared and (alive := _ALIVE.get(key)):
         return alive
     schedule = registered(name, ranks, microbatches, **options)
     schedule.validate()
+    if schedule.recomputed:
+        raise SettingError(f"{name!r} recomputes (R), which plans do where memory is short; take one without R, as 1f1b")
     if shared:
         _ALIVE[key] = schedule
     return schedule

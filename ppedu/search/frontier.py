@@ -132,5 +132,5 @@ def _published(instance: Instance) -> Iterator[Timeline]:
     for name in schedules():
         with suppress(Exception):  # it does not exist for this size or costs, or a registered generator is unfinished
             timeline = simulate(schedule(name, instance.placement.ranks, instance.microbatches), instance.costs)
-            if not timeline.schedule.forward_only:
+            if not timeline.schedule.forward_only and not timeline.schedule.recomputed:
                 yield timeline

@@ -240,13 +240,16 @@ class Instance:
         return timeline.makespan
 
     def published(self) -> Iterator[Schedule]:
-        """Yield the registered schedules with this placement, with their backwards split or whole as asked for."""
+        """Yield the registered schedules with this placement, with their backwards split or whole as asked for.
+
+        Those that recompute are left out.
+        """
         for name in schedules():
             with suppress(Exception):  # it does not exist for this size, or a registered generator is unfinished
                 options = {"chunks": self.placement.chunks} if "chunks" in options_of(name) else {}
                 found = registered(name, self.placement.ranks, self.microbatches, **options)
                 found.validate()
-                if found.forward_only or found.placement.holders != self.placement.holders:
+                if found.forward_only or found.recomputed or found.placement.holders != self.placement.holders:
                     continue
                 orders = tuple(tuple(self._adapted(order)) for order in found.orders)
                 has_halves = any(action.op == "W" for order in orders for action in order)

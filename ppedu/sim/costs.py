@@ -149,7 +149,7 @@ class Costs:
 
     @classmethod
     def fit(cls, timeline: Timeline) -> Costs:
-        """Return the costs of a run: for each stage, the median times of its F, B, I, W and overlapped pairs.
+        """Return the costs of a run: for each stage, the median times of its F (and R), B, I, W and overlapped pairs.
 
         A stage that never runs one of these gets the median over the other stages. The times of a microbatch's slices
         are added; `attention` and `lengths`, by which they differ, are taken from the timeline's costs.

@@ -14,7 +14,7 @@ from ppedu.sim.costs import Costs
 from ppedu.sim.per_link import Link
 from ppedu.sim.timeline import Span, Timeline
 
-NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+NAMES = {Op.F: "forward", Op.R: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
 SAME = 1e-9  # latencies that differ by at most this are one number
 
 
@@ -45,6 +45,7 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
         latency=_latency(timelines),
         activation=known.activation,
         weight_memory=known.weight_memory,
+        stage_input=known.stage_input,
         unit=known.unit,
         memory_unit=known.memory_unit,
         attention=known.attention,

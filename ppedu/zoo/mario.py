@@ -11,11 +11,15 @@ from ppedu.zoo import Facts, register
 @register(
     "mario",
     facts=Facts(
-        "doi.org/10.1145/3710848.3710878; formulas by simulation",
-        # All ranks wait for the last but one. It waits for its first gradient, longer than it has forwards for.
+        "doi.org/10.1145/3710848.3710878, after its abstract; formulas by simulation",
+        # All ranks wait for the last but one, which only waits for its first gradient if it has no more forwards.
         makespan="m*(2*F+B) + (p-2)*(F+B+2*c) + max(0, B+2*c-2*F) if p >= 2 and m >= 3 and 2*c <= 2*F+B",
         peak="1 + S*min(2*(p-r-1), m-1)",
         price="All ranks but the last run every forward twice.",
+        used=(
+            "torchgpipe recomputes before the gradient arrives (github.com/kakaobrain/torchgpipe), and so does "
+            "MindSpeed with `--recompute-in-advance` (gitcode.com/Ascend/MindSpeed)."
+        ),
     ),
 )
 def mario(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -23,9 +27,9 @@ def mario(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
     A rank keeps the input of each microbatch, and runs its forward again (R) just before its backward. Unlike a
     backward that recomputes, R does not wait for the gradient, so it runs while the rank would be idle. The last rank
-    needs no R: each of its backwards follows its forward. Inputs are small, so the warm-up is twice that of 1F1B, whose
-    forwards fill more of the bubble. Every rank holds the activations of one microbatch, and the inputs of those in
-    flight. The paper searches for the number of these forwards; here it is the least with which the bubble is smallest.
+    needs no R: each of its backwards follows its forward. Inputs are small, so forwards can start earlier: the warm-up
+    is twice that of 1F1B, as in ZB-H2, which leaves the least bubble and hides messages. Every rank holds the
+    activations of one microbatch, and the inputs of those in flight.
 
     In a timeline: 1F1B with a longer warm-up, and an R before each backward but on the last rank.
     """

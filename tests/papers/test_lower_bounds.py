@@ -21,13 +21,13 @@ SIZES = [(1, 3), (2, 1), (3, 8), (4, 4), (5, 3), (6, 14)]
 
 
 def one_stage_per_rank(p, m):
-    """Yield the published schedules with one stage on each rank, one copy of the model, and whole sequences."""
+    """Yield the published schedules with a stage on each rank, one copy of the model, whole sequences, and no R."""
     for name in pp.schedules():
         try:
             schedule = pp.schedule(name, p, m)
         except SettingError:
             continue
-        if schedule.stages == p and schedule.placement.copies == schedule.slices == 1:
+        if schedule.stages == p and schedule.placement.copies == schedule.slices == 1 and not schedule.recomputed:
             yield schedule
 
 

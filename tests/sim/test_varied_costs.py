@@ -19,7 +19,7 @@ from ppedu.course.board.board import Board
 from ppedu.sim.reorder import reorder
 from ppedu.zoo import theory
 
-NAMES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
+NAMES = {"F": "forward", "B": "backward", "I": "input", "W": "weight", "R": "forward"}
 
 
 def rows(timeline):

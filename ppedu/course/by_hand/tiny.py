@@ -15,7 +15,7 @@ the second empties it. Between ranks, SEND empties a slot on one rank and RECV f
 - Weights are whole, so sharding actions such as UNSHARD are skipped.
 - A stage takes and returns one tensor. Between stages, all tensors have one shape and torch's default dtype.
 - Microbatches are of equal size, so that each counts 1/m in the batch's loss. Every stage has weights to train.
-- A pair of actions that a GPU would overlap runs one part after the other.
+- A pair of actions that a GPU would overlap runs one part after the other. R is skipped: F keeps its activations.
 - If a rank fails, the others keep waiting for it.
 """
 
