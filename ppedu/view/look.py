@@ -5,8 +5,14 @@ from __future__ import annotations
 from ppedu.core import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
-COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f"}
-NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "backward for the input", Op.W: "backward for the weights"}
+COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f", Op.R: "#6fa8f5"}
+NAMES = {
+    Op.F: "forward",
+    Op.B: "backward",
+    Op.I: "backward for the input",
+    Op.W: "backward for the weights",
+    Op.R: "forward again",
+}
 MEMORY = "#a99cc4"
 MARK = "#d62f2f"  # an action that differs, or memory above its limit
 PATH = "#aa22ff"  # the critical path

@@ -124,8 +124,9 @@ def _life(timeline: Timeline) -> str:
         return "F takes it until it ends."
     frees = " or ".join(op for op, backward in (("B", Op.B), ("W", Op.I)) if backward in ops)
     part = "; I frees a part of it before" if Op.I in ops and costs.weight_memory != 1 else ""
-    if costs.recompute:
-        return f"F takes the memory of its input, its backward the rest, and {frees} frees all{part}."
+    if costs.recompute or Op.R in ops:
+        rest = "R" if Op.R in ops else "its backward"
+        return f"F takes the memory of its input, {rest} the rest, and {frees} frees all{part}."
     return f"F takes it, {frees} frees it{part}."
 
 

@@ -24,7 +24,7 @@ LETTERS = {
     "c": "a message from rank to rank",
     "A": "the activations of a microbatch on a rank",
     "M_W": "the part of a microbatch's activations that is kept until W",
-    "S": "the input of a stage, as a part of them",
+    "S": "a stage's input, as a part of a microbatch's activations there",
 }
 
 
