@@ -18,7 +18,7 @@ The first line names the columns. Their order does not matter, and other columns
     start       or start_ts, ts: seconds; or "start (ns)" or start_ns, and likewise us and ms
     duration    or dur, likewise; or end, end_ts
 
-An operation is F, B, I or W; one of the words below; a whole action such as 2F0 or (2F1;1B0)OVERLAP_F_B, which needs
+An operation is F, B, I, W or R; one of the words below; a whole action such as 2F0 or (2F1;1B0)OVERLAP_F_B, which needs
 neither stage nor microbatch; or one of the `names` of `Run.load`. Sends and receives are left out, because the order
 says which action waits for which. All other operations are kept as time outside the pipeline.
 """
@@ -60,6 +60,7 @@ OPERATIONS = USUAL | {
     r"(?i:b|backward|backward[-_]compute|bwd)": "B",
     r"(?i:i|backward[-_]input|input[-_]backward|dgrad)": "I",
     r"(?i:w|backward[-_]weight|weight[-_]backward|wgrad)": "W",
+    r"(?i:r|recompute)": "R",
     r"(?i:(?:(?:forward|backward)[-_])?(?:send|recv))": "0SEND_F0",  # stands for any message
     r"([0-9(].*)": r"\1",  # a whole action
 }

@@ -14,7 +14,7 @@ from ppedu.zoo import Facts, register
         "doi.org/10.1145/3710848.3710878, after its abstract; formulas by simulation",
         # All ranks wait for the last but one, which only waits for its first gradient if it has no more forwards.
         makespan="m*(2*F+B) + (p-2)*(F+B+2*c) + max(0, B+2*c-2*F) if p >= 2 and m >= 3 and 2*c <= 2*F+B",
-        peak="1 + S*min(2*(p-r-1), m-1)",
+        peak="1 + min(2*(p-r-1), m-1)*S",
         price="All ranks but the last run every forward twice.",
         used=(
             "torchgpipe recomputes before the gradient arrives (github.com/kakaobrain/torchgpipe), and so does "

@@ -16,7 +16,7 @@ from ppedu.course.exercises.common import Exercise, learner_schedule, not_legal,
 from ppedu.sim import Costs, Timeline, simulate, simulate_partial
 from ppedu.view.look import MARK, ROW
 
-ACTION = re.compile(r"\b\d+[FBIW]\d+\b")
+ACTION = re.compile(r"\b\d+[FBIWR]\d+\b")
 RANK = re.compile(r"\b[Rr]ank (\d+)")
 WAIT = re.compile(r"\b[Rr]ank (\d+) waits ([\d.]+)–([\d.]+)")
 PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
