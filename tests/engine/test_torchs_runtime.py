@@ -50,9 +50,9 @@ dist.barrier()
 """
 
 FOUND = ["atlas line 3", "atlas v 5", "atlas loop 5"]  # the best for a placement and a memory
-NAMES = [
-    name for name in pp.schedules() if (made := pp.schedule(name, 4, 8)).placement.copies == made.slices == 1
-] + FOUND
+MADE = {name: pp.schedule(name, 4, 8) for name in pp.schedules()}
+NAMES = [name for name, each in MADE.items() if each.placement.copies == each.slices == 1 and not each.recomputed]
+NAMES += FOUND
 FORMS = ["compute_only", "compute_comms"]
 QUICK = ["1f1b", "interleaved", "zb-v", "dualpipev", FOUND[1]]  # of each placement, with halves, and with pairs
 

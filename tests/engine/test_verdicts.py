@@ -41,14 +41,14 @@ dist.barrier()
 
 
 def names(size, microbatches):
-    """Return the schedules with one copy of the model that exist for this size."""
+    """Return the schedules that torch can run, of this size."""
     found = []
     for name in pp.schedules():
         try:
             schedule = pp.schedule(name, size, microbatches)
         except pp.PipelineError:
             continue
-        if schedule.placement.copies == schedule.slices == 1 and not schedule.forward_only:
+        if schedule.placement.copies == schedule.slices == 1 and not (schedule.forward_only or schedule.recomputed):
             found.append(name)
     return found
 
