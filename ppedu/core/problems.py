@@ -350,7 +350,8 @@ class _Inspection:
                     if source == rank and at >= index:
                         later = f"only comes at position {self.at(rank, at)}"
                         where = later if at > index else "runs at the same time"
-                        yield self._problem(rank, index, "order", f" needs {producer}, which {where}")
+                        why = _of_slices(action, result)
+                        yield self._problem(rank, index, "order", f" needs {producer}, which {where}{why}")
 
     def _deadlocks(self) -> Iterator[Problem]:
         """Yield cycles of ranks in which each waits for the next."""
@@ -374,3 +375,13 @@ class _Inspection:
                 rank, index = places[0]
                 action = self.given.orders[rank][index]
                 yield Problem(rank, index, action, "deadlock", "deadlock: " + ", ".join(waits), places)
+
+
+def _of_slices(action: Action, result: Result) -> str:
+    """Return why an action requires a result, if it is that of another slice of the same sequence."""
+    for stage, op, microbatch, _ in action.singles:
+        if op == Op.F and result == ("F", stage, microbatch - 1):
+            return ": a slice attends to those before it"
+        if op in (Op.B, Op.I) and result == ("B", stage, microbatch + 1):
+            return ": later slices add to the gradients of earlier ones"
+    return ""

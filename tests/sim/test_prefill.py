@@ -117,7 +117,7 @@ def test_running_requests_take_turns():
         spans = flow_shop([time + decode for time in times], 4) if mixed else spans
         ends = [end for _, end in spans]
         turn = 4 if mixed else 3
-        assert all(start >= end for (start, _), end in zip(spans[turn:], ends, strict=False))  # the one before has arrived
+        assert all(start >= end for (start, _), end in zip(spans[turn:], ends, strict=False))  # it has arrived
         assert any(start < end for (start, _), end in zip(spans[turn - 1 :], ends, strict=False))
         gaps = [end - before for end, before in zip(ends, [0] * turn + ends, strict=False)]
         assert found.between_tokens == tuple(gaps)

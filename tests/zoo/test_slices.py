@@ -90,7 +90,11 @@ def test_any_order_is_judged_and_timed_like_the_replay():
 def test_slices_are_not_microbatches():
     whole = pp.schedule("1f1b", 4, 8)
     cut = replace(whole, placement=replace(whole.placement, slices=2))
-    assert "3B0 needs 3B1, which only comes at position" in "\n".join(map(str, pp.check(cut)))
+    comes, why = "3B0 needs 3B1, which only comes at position 3", "later slices add to the gradients of earlier ones"
+    assert [str(each) for each in pp.check(cut) if each.action == pp.B(3, 0)] == [f"rank 3, position 1: {comes}: {why}"]
+    swapped = replace(cut, orders=(tuple(reversed(cut.orders[0])), *cut.orders[1:]))
+    assert any("0F1 needs 0F0, which only comes" in str(each) for each in swapped.problems)
+    assert all("attends to those before it" in str(each) for each in swapped.problems if "0F1 needs 0F0" in str(each))
     assert pp.check(pp.lower(pp.schedule("seq1f1b", 4, 8, slices=2)), transport="any") == []
 
 
