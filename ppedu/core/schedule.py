@@ -134,6 +134,11 @@ class Schedule:
         return frozenset((each.stage, each.microbatch) for each in chain(*self.orders) if each.op is Op.R)
 
     @property
+    def plain(self) -> bool:
+        """Whether sequences are whole and nothing is recomputed, so that any program can run the schedule."""
+        return self.slices == 1 and not self.recomputed
+
+    @property
     def waits(self) -> bool:
         """Whether the orders include waits for messages that were posted before."""
         return not WAITS.keys().isdisjoint(self._ops)

@@ -299,7 +299,7 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     schedule = registered(name, ranks, microbatches, **options)
     schedule.validate()
     if schedule.recomputed:
-        raise SettingError(f"{name!r} recomputes (R), which plans do where memory is short; take one without R, as 1f1b")
+        raise SettingError(f"{name!r} recomputes (R), which plans do where memory is short; take 1f1b, say, without R")
     if shared:
         _ALIVE[key] = schedule
     return schedule

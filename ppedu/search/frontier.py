@@ -23,7 +23,7 @@ class Frontier:
 
     Attributes:
         found: By memory, the least first. From the last one on, more memory does not help.
-        published: The simulations of the registered schedules, of any placement.
+        published: The simulations of the registered schedules of whole sequences, of any placement.
     """
 
     found: tuple[Found, ...]
@@ -132,5 +132,5 @@ def _published(instance: Instance) -> Iterator[Timeline]:
     for name in schedules():
         with suppress(Exception):  # it does not exist for this size or costs, or a registered generator is unfinished
             timeline = simulate(schedule(name, instance.placement.ranks, instance.microbatches), instance.costs)
-            if not timeline.schedule.forward_only and not timeline.schedule.recomputed:
+            if not timeline.schedule.forward_only and timeline.schedule.plain:
                 yield timeline

@@ -249,7 +249,7 @@ class Instance:
                 options = {"chunks": self.placement.chunks} if "chunks" in options_of(name) else {}
                 found = registered(name, self.placement.ranks, self.microbatches, **options)
                 found.validate()
-                if found.forward_only or found.recomputed or found.placement.holders != self.placement.holders:
+                if found.forward_only or not found.plain or found.placement.holders != self.placement.holders:
                     continue
                 orders = tuple(tuple(self._adapted(order)) for order in found.orders)
                 has_halves = any(action.op == "W" for order in orders for action in order)

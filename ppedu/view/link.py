@@ -48,8 +48,9 @@ def _settings(timeline: Timeline, given: Mapping[str, Any]) -> dict[str, str] | 
     has_sliders = given.keys() <= {"forward", "backward", "latency"}
     if not has_sliders or not all(isinstance(value, Real) for value in given.values()):
         return None
-    numbers = {"ranks": schedule.ranks, "microbatches": schedule.microbatches // schedule.slices, **given}
-    numbers |= {"slices": schedule.slices} if schedule.slices > 1 else {"chunks": schedule.chunks}
+    whole = schedule.microbatches // schedule.slices
+    numbers = {"ranks": schedule.ranks, "microbatches": whole, "chunks": schedule.chunks, **given}
+    numbers |= {"slices": schedule.slices} if schedule.slices > 1 else {}
     inputs: dict[str, Any] = {}
     for name, value in numbers.items():
         inputs[name] = str(value if isinstance(value, int) else float(value))

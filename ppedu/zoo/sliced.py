@@ -1,4 +1,4 @@
-"""TeraPipe and Seq1F1B: sequences are cut into slices, so that the pipeline fills sooner and holds less."""
+"""TeraPipe, Seq1F1B and SlimPipe: sequences are cut into slices, so that the pipeline fills sooner and holds less."""
 
 from __future__ import annotations
 
@@ -76,3 +76,45 @@ def seq1f1b(rank: int, ranks: int, microbatches: int, slices: int = 4) -> Iterat
         yield B(rank, next(back))
     for number in back:
         yield B(rank, number)
+
+
+@register(
+    "slimpipe",
+    facts=Facts(
+        "arXiv 2504.14519; order of its code (github.com/kwai/Megatron-Kwai); by simulation",
+        idle="(p-1)*(F+B)/(v*s)",
+        sizes=("s >= p",),
+        peak="min(s*v+2*(p-1-r), m*s*v)/(s*v)",
+        price="It sends v*s times as often as 1F1B, and queries, keys and values to even the attention of slices.",
+        used="Its authors have it in a fork of Megatron-LM (github.com/kwai/Megatron-Kwai).",
+    ),
+)
+def slimpipe(rank: int, ranks: int, microbatches: int, slices: int = 8, chunks: int = 2) -> Iterator[Action]:
+    """Yield the actions of `rank` in SlimPipe: interleaved 1F1B on equally long slices (Li et al., arXiv 2504.14519).
+
+    A group of `ranks` slices, or of the next divisor of `slices`, passes through a rank's first stage, then through its
+    second, and so on; then the next group follows. Backwards run in the opposite order. A rank holds as many slices as
+    one microbatch has on it, and two more for each rank after it: with many slices, hardly more than one microbatch.
+
+    Later slices attend to more. SlimPipe evens this out: of the slices that are on all ranks at a time, the one with
+    most attention gives half of the difference to the one with least. So simulate it without `Costs(attention=…)`: all
+    slices take the mean. The messages for it, and the first and the last slices, which it leaves as they are, are not
+    counted. With `attention`, the timeline is that of its order without the exchange.
+
+    In a timeline: interleaved 1F1B whose first and last microbatches are as thin as slices.
+
+    Raises:
+        SettingError: There are fewer slices than ranks.
+    """
+    count = microbatches * require_count("slices", slices, least=ranks)
+    size = min(size for size in range(ranks, slices + 1) if slices % size == 0)
+    groups = [slice(first, first + size) for first in range(0, count, size)]
+    stages = [chunk * ranks + rank for chunk in range(chunks)]
+    back = [*_backwards(microbatches, slices)]
+    forwards = [F(stage, number) for group in groups for stage in stages for number in range(count)[group]]
+    backwards = [B(stage, number) for group in groups for stage in reversed(stages) for number in back[group]]
+    warmup = min(slices * chunks + 2 * (ranks - 1 - rank), len(forwards)) - 1
+    yield from forwards[:warmup]
+    for pair in zip(forwards[warmup:], backwards, strict=False):
+        yield from pair
+    yield from backwards[len(forwards) - warmup :]

@@ -19,7 +19,7 @@ slow = pytest.mark.slow
 
 GPUS = torch.cuda.device_count()
 needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU that PyTorch can use")
-WHOLE = [name for name in pp.schedules() if pp.schedule(name, 4, 8).slices == 1]
+WHOLE = [name for name in pp.schedules() if pp.schedule(name, 4, 8).plain]
 needs_two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs a GPU for each of 2 ranks")
 BACKENDS = ["gloo", pytest.param("nccl", marks=needs_two_gpus)]
 PAIRS = ["1f1b-overlap", "interleaved-overlap", "dualpipe", "dualpipev"]

@@ -140,5 +140,5 @@ def test_what_r_is_not_for_says_so_or_leaves_it_out():
     assert Costs.fit(simulate(schedule, Costs(3, 7))) == Costs([3] * 4, [7] * 4, activation=1, latency=0)
     steps = simulate(schedule, steps=2, barrier=False)
     assert pp.check(steps.schedule) == [] and len(steps.schedule.recomputed) == 2 * 3 * 8
-    with pytest.raises(SettingError, match="mario.* recomputes"):
+    with pytest.raises(SettingError, match=r"mario.* recomputes"):
         pp.plan("gpt2", "h100", 2, 4, sequence=512, schedules="mario")

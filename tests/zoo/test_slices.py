@@ -98,12 +98,60 @@ def test_slices_are_not_microbatches():
     assert pp.check(pp.lower(pp.schedule("seq1f1b", 4, 8, slices=2)), transport="any") == []
 
 
-@pytest.mark.parametrize("name", ["terapipe", "seq1f1b"])
+@pytest.mark.parametrize("name", ["terapipe", "seq1f1b", "slimpipe"])
 def test_it_is_legal_for_every_size(name):
-    for p, m, slices in sample([*itertools.product(range(1, 7), range(1, 10), range(1, 6))]):
+    for p, m, slices in sample([*itertools.product(range(1, 7), range(1, 10), range(1, 9))]):
+        if name == "slimpipe" and slices < p:
+            continue
         schedule = pp.schedule(name, p, m, slices=slices)
         assert pp.check(schedule) == [] == pp.check(pp.lower(schedule)), (p, m, slices)
         assert (schedule.slices, schedule.microbatches) == (slices, m * slices)
+
+
+def slices_in_flight(rank, p, m, n, v):
+    """Yield the order of SlimPipe's code: a forward if fewer than n v + 2 (p - 1 - rank) are held, else a backward.
+
+    Slices run in groups, of the smallest divisor of n that is not below p.
+    """
+    size = min(each for each in range(p, n + 1) if n % each == 0)
+    turns = [(batch, group, stage, each) for batch in range(m) for group in range(n // size) for stage in range(v)
+             for each in range(size)]  # fmt: skip
+    forwards, backwards = iter(turns), iter(turns)
+    held, left = 0, len(turns)
+    while held or left:
+        if left and held < n * v + 2 * (p - 1 - rank):
+            batch, group, stage, each = next(forwards)
+            yield pp.F(stage * p + rank, batch * n + group * size + each)
+            held, left = held + 1, left - 1
+        else:
+            batch, group, stage, each = next(backwards)
+            yield pp.B((v - 1 - stage) * p + rank, (batch + 1) * n - 1 - group * size - each)
+            held -= 1
+
+
+def test_slimpipe_runs_the_orders_of_its_code():
+    for p, m, n, v in sample([*itertools.product((1, 2, 3, 4), (2, 3), (4, 5, 6, 8, 12), (1, 2, 3))]):
+        made = pp.schedule("slimpipe", p, m, slices=n, chunks=v)
+        assert all([*slices_in_flight(rank, p, m, n, v)] == [*made.order(rank)] for rank in range(p)), (p, m, n, v)
+
+
+def test_slimpipe_holds_little_more_than_one_microbatch():
+    """Figure 1 of arXiv 2504.14519: activations shrink with the number of ranks, and those of 1F1B do not."""
+    for p in (2, 4, 8):
+        model = Costs(activation=Fraction(1, p))  # of a microbatch on all ranks: 1
+        assert max(pp.simulate(pp.schedule("1f1b", p, 2 * p), model).peak_activations) == 1
+        thin = pp.simulate(pp.schedule("slimpipe", p, 2 * p, slices=4 * p), model)
+        assert max(thin.peak_activations) == Fraction(1, p) * (1 + Fraction(p - 1, 4 * p))
+        assert thin.idle[0] * 8 * p == pp.simulate(pp.schedule("1f1b", p, 2 * p), model).idle[0]
+
+
+def test_slimpipe_needs_its_exchange_if_attention_is_long():
+    """Half of the time is attention: without the exchange, the bubble is about three times as large."""
+    bubbles = {}
+    for slices, attention in itertools.product((16, 64), (0, 0.5)):
+        timeline = pp.simulate(pp.schedule("slimpipe", 4, 4, slices=slices), Costs(attention=attention))
+        bubbles[slices, attention] = round(timeline.bubble, 3)
+    assert bubbles == {(16, 0): 0.023, (16, 0.5): 0.074, (64, 0): 0.006, (64, 0.5): 0.022}
 
 
 def test_one_slice_is_the_schedule_of_whole_sequences():

@@ -132,7 +132,7 @@ def test_a_schedule_exists_exactly_for_the_sizes_in_its_row(name):
                 accepted = pp.schedule(name, p, m) is not None
             except SettingError:
                 accepted = False
-            assert accepted == eval(condition, {"p": p, "m": m, "v": 2}), (p, m)
+            assert accepted == eval(condition, {"p": p, "m": m, "v": 2, "s": 8}), (p, m)
 
 
 def test_a_schedule_of_the_user_is_listed_last():

@@ -245,14 +245,14 @@ def loss_and_norm(my: Any, rank: int, ranks: int) -> Iterator[str]:
 
 
 def any_schedule(my: Any, rank: int, ranks: int) -> Iterator[str]:
-    """Run every published schedule that has one copy of the model and does not recompute, at a small size."""
+    """Run every published schedule with one copy of the model, whole sequences and no R, at a small size."""
     for name in published():
         for microbatches in (ranks, 2 * ranks, 4 * ranks):
             try:
                 found = schedule(name, ranks, microbatches)
             except SettingError:  # it does not exist for this size
                 continue
-            if found.placement.copies == 1 and not found.recomputed:
+            if found.plain and found.placement.copies == 1:
                 yield from follow(my, found, f"{name} ")
             break
 

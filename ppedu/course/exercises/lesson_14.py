@@ -51,15 +51,15 @@ def _not_better(case: str, timeline: Timeline, ranks: int, microbatches: int) ->
 
 @cache
 def _fastest_known(ranks: int, microbatches: int) -> Timeline:
-    """Simulate every built-in single-copy schedule that fits without recomputing; return the fastest."""
+    """Simulate every plain built-in schedule with one copy of the model that fits; return the fastest."""
     fitting, room = [], _room(ranks, microbatches)
     for name in published():
         try:
             timeline = simulate(schedule(name, ranks, microbatches), COSTS)
         except SettingError:  # this schedule does not exist for this size
             continue
-        plain = timeline.schedule.placement.copies == 1 and not timeline.schedule.recomputed
-        if plain and max(timeline.peak_activations) <= room:
+        one = timeline.schedule.plain and timeline.schedule.placement.copies == 1
+        if one and max(timeline.peak_activations) <= room:
             fitting.append(timeline)
     return min(fitting, key=lambda timeline: timeline.makespan)
 
