@@ -143,11 +143,13 @@ def written(inputs: Inputs) -> tuple[Schedule, str]:
             raise ParseError(said(error)) from None
         code = f"import ppedu as pp\n\n@pp.register({name!r}, {placement!r}, {chunks})\n{text.strip()}\n\n"
         return made, f"{code}s = pp.schedule({name!r}, {ranks}, {microbatches})"
+    infers = bool(inputs.get("forwards"))
     try:
-        made = Schedule.read(text, place, name="yours")
+        made = Schedule.read(text, place, forward_only=infers, name="yours")
     except PipelineError as error:
         raise ParseError(str(error)) from None
     where = repr(placement) if isinstance(place, str) else f"pp.Placement.custom({placement})"
+    where += ", forward_only=True" if infers else ""
     code = f'import ppedu as pp\n\ns = pp.Schedule.read("""\\\n{text.strip()}\n""", {where})'
     if (slices := whole(inputs, "slices")) > 1:
         made = replace(made, placement=replace(made.placement, slices=slices))
@@ -224,6 +226,7 @@ VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
             *SIZES,
             Input("chunks", "chunks", "number", "1"),
             Input("slices", "slices", "hidden", "1"),
+            Input("forwards", "forwards alone", "hidden", ""),
             COSTS,
         ),
     ),

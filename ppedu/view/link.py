@@ -35,6 +35,7 @@ def link(timeline: Timeline, base: str | None = None) -> str:
         raise SettingError("a link cannot hold a placement of one's own with two copies of the model")
     inputs = {"text": schedule.to_csv(), "placement": written, "costs": in_code(given)}
     inputs |= {"slices": str(schedule.slices)} if schedule.slices > 1 else {}
+    inputs |= {"forwards": "alone"} if schedule.forward_only else {}
     return f"{address}#{encode('write', inputs)}"
 
 

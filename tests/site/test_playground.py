@@ -72,6 +72,14 @@ def test_a_link_opens_the_same_picture(name):
         assert again["link"] == answer["link"] and again["state"]["panels"] == answer["state"]["panels"]
 
 
+def test_a_link_opens_a_prefill():
+    for options in ({}, {"decode": 0.125, "mixed": False}, {"placement": "v"}):
+        timeline = pp.prefill(2, 128, [64, 32, 32], pp.Costs(attention=0.5), **options)
+        page = Playground()
+        assert ask(page, open=timeline.link().partition("#")[2])["report"][0] == "The schedule is legal."
+        assert page.widget.panels()[0].timeline.rows == timeline.rows
+
+
 def test_links_to_ones_own():
     placement = Placement.custom([0, 1, 1, 0])
     orders = [["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]
