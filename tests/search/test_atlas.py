@@ -52,8 +52,7 @@ def test_no_published_schedule_is_below_a_bound():
             except pp.SettingError:
                 continue
             if (
-                schedule.slices > 1
-                or schedule.recomputed
+                not schedule.plain
                 or schedule.placement.holders != holders
                 or any(each.parts for order in schedule.orders for each in order)
             ):
