@@ -44,7 +44,7 @@ def equal_time_slices(tokens: int, slices: int, attention: Number) -> tuple[int,
         equal_time_slices(131072, 4, attention=0.5)  # (47976, 33031, 26849, 23216)
 
     The first part c of a sequence takes (1 - attention)·c + attention·c² of its time, a quadratic equation for each
-    cut. Pass them to `Costs(lengths=…)`, or as chunks to `prefill`.
+    cut. Seq1F1B (arXiv 2406.03488) and SGLang cut in this way. Pass them to `Costs(lengths=…)`.
 
     Args:
         tokens: In the whole sequence.

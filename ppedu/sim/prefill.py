@@ -53,8 +53,9 @@ class Prefill(Timeline):
         """The times between two tokens of running requests, step by step.
 
         A request's next token needs the one before, which comes from the last stage. So requests take turns, in as many
-        groups as steps are in flight: if they ride along in chunks, one for each rank, or more if messages take long
-        (vLLM's `max_concurrent_batches`, SGLang's `pp_loop_size`). Their first tokens are counted from the start.
+        groups as steps are in flight: if they ride along in chunks, one for each rank (vLLM's `max_concurrent_batches`,
+        SGLang's `pp_loop_size`), or more if messages take long, so that no rank has to wait for tokens. Their first
+        ones are counted from the start.
         """
         theirs = self._steps if self.mixed else self._steps[1::2]
         starts, ends = zip(*theirs, strict=True)
@@ -99,11 +100,11 @@ def prefill(
     A chunk attends to all before it, so of equally long ones, later ones take longer, and all ranks wait for the last
     one. SGLang makes later ones shorter (`--enable-dynamic-chunking`, lmsys.org/blog/2026-01-15-chunked-pipeline), so
     that each takes as long as the first. If all stages take equally long, no other chunks are faster: a prompt takes
-    the time of one rank's work, and for each other rank that of the longest chunk.
+    the time of one rank's work, and for each other rank that of the longest chunk (TeraPipe, arXiv 2102.07988).
 
     Running requests get their tokens meanwhile. vLLM puts them into each chunk, within `--max-num-batched-tokens`
     (docs.vllm.ai/en/stable/configuration/optimization), as in Sarathi-Serve (arXiv 2403.02310), and so does SGLang with
-    `--enable-mixed-chunk`; without it, they wait for the whole prompt.
+    `--enable-mixed-chunk`; without it, they wait for the whole prompt (github.com/sgl-project/sglang/issues/32549).
 
     Args:
         tokens: In each prompt.
@@ -133,7 +134,7 @@ def prefill(
     stages = 2 if placement == "v" else 1
     made = _schedule(Placement.make(placement, ranks, stages, prompts, len(lengths)), prompts)
     timeline = simulate(made, replace(costs, lengths=lengths))
-    if not decode:
+    if mixed and not decode:
         return Prefill(made, timeline.rows, timeline.costs, lengths=lengths)
     of_stage = ratio(decode * made.ranks, made.stages)
     times: list[list[Any]] = [[] for _ in range(made.stages)]

@@ -268,10 +268,11 @@ class Timeline:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
         changes, _ = self._changes
         infers, recomputed, slices = self.schedule.forward_only, self.schedule.recomputed, self.schedule.slices
+        each_alone = recomputed or self.costs.lengths
         known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
         actions = row.actions if isinstance(row, Row) else [span.action for span in row]
         for index, action in enumerate(actions):
-            key = action.parts or (action if recomputed else (*action[:2], action[2] % slices))
+            key = action.parts or (action[:3] if each_alone else action[:2])
             if key not in known:
                 keys = [(op, stage, m % slices, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
                 found = [changes[each] for each in keys if each in changes]
