@@ -268,11 +268,12 @@ class Timeline:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
         changes, _ = self._changes
         infers, recomputed, slices = self.schedule.forward_only, self.schedule.recomputed, self.schedule.slices
-        each_alone = recomputed or self.costs.lengths
+        # The fields of an action on which its changes depend: stage and op, and the microbatch if these differ.
+        fields = 3 if recomputed or self.costs.lengths else 2
         known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
         actions = row.actions if isinstance(row, Row) else [span.action for span in row]
         for index, action in enumerate(actions):
-            key = action.parts or (action[:3] if each_alone else action[:2])
+            key = action.parts or action[:fields]
             if key not in known:
                 keys = [(op, stage, m % slices, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
                 found = [changes[each] for each in keys if each in changes]
