@@ -85,7 +85,7 @@ def seq1f1b(rank: int, ranks: int, microbatches: int, slices: int = 4) -> Iterat
         idle="(p-1)*(F+B)/(v*s)",
         sizes=("s >= p",),
         peak="min(s*v+2*(p-1-r), m*s*v)/(s*v)",
-        price="It sends v*s times as often as 1F1B, and queries, keys and values to even the attention of slices.",
+        price="It sends vs times as often as 1F1B, and also queries, keys and values, to even the attention of slices.",
         used="Its authors have it in a fork of Megatron-LM (github.com/kwai/Megatron-Kwai).",
     ),
 )
