@@ -76,7 +76,8 @@ def test_a_link_opens_a_prefill():
     for options in ({}, {"decode": 0.125, "mixed": False}, {"placement": "v"}):
         timeline = pp.prefill(2, 128, [64, 32, 32], pp.Costs(attention=0.5), **options)
         page = Playground()
-        assert ask(page, open=timeline.link().partition("#")[2])["report"][0] == "The schedule is legal."
+        answer = ask(page, open=timeline.link().partition("#")[2])
+        assert answer["report"][0] == "The schedule is legal." and "forward_only=True" in answer["code"]
         assert page.widget.panels()[0].timeline.rows == timeline.rows
 
 
