@@ -72,7 +72,7 @@ CALLS = {
     "Action": (lambda *fields: (str(Action(*fields)), repr(Action(*fields))), 0, Op.F, 0),
     "Action.parse": (Action.parse, "0F0"),
     "Action.of": (Action.of, pp.F(0, 0)),
-    **{make.__name__: (lambda *fields, make=make: str(make(*fields)), 0, 0) for make in (pp.F, pp.B, pp.I, pp.W)},
+    **{make.__name__: (lambda *fields, make=make: str(make(*fields)), 0, 0) for make in (pp.F, pp.B, pp.I, pp.W, pp.R)},
     "overlap": (overlap, pp.F(0, 1), pp.B(0, 0)),
     "Placement": (Placement, "mine", 2, ((0, 1), (1, 0)), 1),
     "Placement.make": (Placement.make, "v", 2, 2, 3),
@@ -110,6 +110,7 @@ CALLS = {
         2,
     ),
     "merge_backward": (pp.merge_backward, SCHEDULE),
+    "recompute": (pp.recompute, SCHEDULE, [0]),
     "label": (pp.label, SEND, Placement.make("loop", 2)),
     "simulate": (pp.simulate, SCHEDULE, Costs()),
     **{

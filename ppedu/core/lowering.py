@@ -8,7 +8,7 @@ the halves of a backward.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
 
@@ -162,13 +162,13 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
             yield action
 
 
-def recompute(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
+def recompute(schedule: Schedule, stages: Sequence[int] | Set[int] | None = None) -> Schedule:
     """Return the schedule with an R right before each B or I: a microbatch's forward runs again for its backward.
 
     Until then, a stage keeps only the microbatch's input (activation checkpointing, arXiv 1604.06174). A backward that
     recomputes, as with `Costs(recompute=True)`, first waits for its gradient. An R does not need it, so it runs while
-    the rank waits, as in GPipe (arXiv 1811.06965, section 2.3) and torchgpipe (arXiv 2004.09910). The memory is the
-    same. Where a rank does not wait, so is the time.
+    the rank waits, as in torchgpipe (arXiv 2004.09910). The memory is the same. Where a rank does not wait, so is the
+    time. In a `Pipeline`, buffers such as BatchNorm's are updated twice.
 
     Args:
         stages: Those that recompute, by default all. Where a backward follows its forward, as at the last stage of
@@ -178,9 +178,12 @@ def recompute(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedu
         SettingError: `schedule` is not a Schedule, or it is lowered; or there is no such stage.
     """
     require_compute("recompute", schedule)
-    chosen = set(range(schedule.stages)) if stages is None else {*stages}
-    if other := chosen.difference(range(schedule.stages)):
-        raise SettingError(f"there is no stage {min(other)!r}; the stages are 0 to {schedule.stages - 1}")
+    every = range(schedule.stages)
+    given = every if stages is None else stages
+    require_instance("stages", given, Sequence | Set, "a list of their numbers, such as [0, 1]")
+    if other := [stage for stage in given if stage not in every]:
+        raise SettingError(f"there is no stage {other[0]!r}; the stages are 0 to {every[-1]}")
+    chosen = {*given}
 
     def recomputing(order: Sequence[Action]) -> Iterator[Action]:
         for action in order:

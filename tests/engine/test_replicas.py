@@ -120,7 +120,7 @@ for name, seed in cases:
                 came.append([piece] + [piece := layer(piece) for layer in judge])
             for order in schedule.orders:  # what a holder sees, in its order
                 mean = torch.zeros(stages, 4, dtype=torch.float32)
-                for one in (single for action in order for single in action.singles if single.op == "F"):
+                for one in (single for action in order for single in action.singles if single.op in "FR"):
                     mean[one.stage].lerp_(came[one.microbatch][one.stage].mean(0).float(), 0.1)
                 running += mean / (replicas * copies)
     for stage, module in held.items():
@@ -130,7 +130,8 @@ for name, seed in cases:
             if ours.grad is not None:
                 torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what} {m}")
         torch.testing.assert_close(module.running.double(), running[stage], rtol=1e-5, atol=1e-6)
-        assert module.seen == microbatches // copies
+        again = sum(at == stage for at, _ in schedule.recomputed)
+        assert module.seen == microbatches // copies + again
 
     # Its norm is that of one process, however many ranks hold a weight.
     weights = {id(weight): weight for layer in judge for weight in layer.parameters()}

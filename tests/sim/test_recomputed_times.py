@@ -85,7 +85,7 @@ def test_where_a_rank_never_waits_an_r_changes_nothing():
 
 
 def test_the_recomputation_of_gpipe_fills_its_bubble():
-    """GPipe (arXiv 1811.06965, section 2.3) and torchgpipe recompute before the gradient arrives, not after.
+    """In GPipe, says torchgpipe's checkpoint.py, recomputation precedes the gradient to minimize the GPU's idle time.
 
     Then a gradient travels through the ranks in p B, not in p (F + B), and only the first R of the last rank is late.
     """
