@@ -23,7 +23,7 @@ randoms = st.randoms(use_true_random=False)
 @given(randoms, st.booleans(), st.booleans())
 @often(120)
 def test_times_are_those_of_the_judge(chance, lowered, recompute):
-    """R takes as long as F. Its backward no longer recomputes; those without an R do, if the costs say so."""
+    """R takes as long as F. Its backward no longer recomputes; with recompute=True, those without an R do."""
     schedule = judge.recompute(chance, judge.draw(chance, lowered=lowered))
     costs, length, latency = draw_costs(chance, schedule)
     again = {each[::2] for order in schedule.orders for each in order if each.op == "R"}
@@ -132,7 +132,7 @@ def test_a_faster_order_keeps_each_r_between_its_forward_and_its_backward(chance
     require_witness(timeline, reorder(timeline))
 
 
-def test_what_r_is_not_for_says_so_or_leaves_it_out():
+def test_links_causes_fits_steps_and_plans_know_r():
     schedule = pp.schedule("mario", 4, 8)
     streams = Costs(transport="direction", latency=1)
     assert simulate(pp.lower(schedule), streams).makespan == simulate(schedule, Costs(latency=1)).makespan
