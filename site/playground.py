@@ -17,6 +17,7 @@ from said import OWN_CODE, said
 
 import ppedu as pp
 from ppedu.core import ParseError, PipelineError, Placement, Schedule, SettingError
+from ppedu.core.garbage import without_gc
 from ppedu.course.board.puzzle import Puzzle, puzzle
 from ppedu.planning.question import EXAMPLE, read
 from ppedu.search.atlas import PLACEMENTS, atlas
@@ -261,6 +262,7 @@ class Playground:
         self.inputs: Inputs = {}
         self.widget: Interactive | None = None
 
+    @without_gc()
     def ask(self, question: str) -> str:
         """Return the answer to a question of the page; both are JSON."""
         return json.dumps(self.answer(json.loads(question)), separators=(",", ":"))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
+from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
@@ -46,7 +47,29 @@ class Row(Sequence[Span]):
 
     @cached_property
     def _spans(self) -> tuple[Span, ...]:
-        return tuple(map(Span, self.actions, self._ticks.numbers(self._starts), self._ticks.numbers(self._ends)))
+        return tuple(map(Span, self.actions, self.starts, self.ends))
+
+    @property
+    def starts(self) -> list[Any]:
+        """The start of each span."""
+        return self._ticks.numbers(self._starts)
+
+    @property
+    def ends(self) -> list[Any]:
+        """The end of each span."""
+        return self._ticks.numbers(self._ends)
+
+    @property
+    def total(self) -> Any:
+        """The sum of the times that the spans take."""
+        return self._ticks.numbers([sum(map(sub, self._ends, self._starts))])[0]
+
+    def floats(self) -> Row:
+        """Return the row with floats in place of fractions, which are slow. Equal times stay equal."""
+        if (one := self._ticks.per_one) == 1:
+            return self
+        starts, ends = ([time / one for time in times] for times in (self._starts, self._ends))
+        return Row(self.actions, starts, ends, Ticks([0.0]))
 
     @property
     def start(self) -> Any:
@@ -156,8 +179,13 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[Any, ...]:
         """The time that each rank spends in actions. A simulated message may occupy its link, but not its rank."""
-        spans = ((span for span in row if self.occupies_rank(span.action)) for row in self.rows)
-        return tuple(plain(sum(end - start for _, start, end in row)) for row in spans)
+
+        def time(row: Sequence[Span]) -> Any:
+            if isinstance(row, Row) and not self.schedule.lowered:
+                return row.total
+            return sum(end - start for action, start, end in row if self.occupies_rank(action))
+
+        return tuple(plain(time(row)) for row in self.rows)
 
     def occupies_rank(self, action: Action) -> bool:
         """Return whether an action's time is its rank's: all actions of a measured run, and no simulated message."""

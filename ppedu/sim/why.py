@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ppedu.core import COMMUNICATION, RECEIVE, SEND, TRAFFIC, WAITS, Action, Result, produces, requires
+from ppedu.core import COMMUNICATION, COMPUTE, RECEIVE, SEND, TRAFFIC, WAITS, Action, Result, produces, requires
 from ppedu.core.dependencies import awaited
+from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import pretty, ratio
 from ppedu.core.placement import other_end
 from ppedu.core.streams import Stream, stream_of
@@ -57,18 +58,21 @@ Trips = Mapping[Result, Trip]  # by the result that each carries: ("F", 2, 0) fo
 class Reasons:
     """The compute spans of a timeline, and the earlier spans that each one waited for."""
 
+    @without_gc()
     def __init__(self, timeline: Timeline):
         self.timeline, self.placement = timeline, timeline.schedule.placement
-        self.rows = [[span for span in row if span.action.computes] for row in timeline.rows]
+        self.rows = [[*row] for row in timeline.rows]
+        ops = {action.op for row in self.rows for action, _, _ in row}
+        if not ops <= COMPUTE:
+            self.rows = [[span for span in row if span.action.computes] for row in self.rows]
         self.maker: dict[Result, Place] = {
             result: (rank, index)
             for rank, row in enumerate(self.rows)
-            for index, span in enumerate(row)
-            for result in produces(span.action)
+            for index, (action, _, _) in enumerate(row)
+            for result in produces(action)
         }
         occupied = timeline.source == "simulated" and timeline.costs.transport != "buffered"
         self.trips = trips_of(timeline) if occupied else {}
-        ops = {action.op for row in timeline.rows for action, _, _ in row}
         rows = timeline.rows if ops & TRAFFIC else ()  # those with messages
         self.waits = dict(_waits(rows))
         self.sent = {  # by result, the time from which its message travels, which may be later than its end

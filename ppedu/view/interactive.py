@@ -27,7 +27,7 @@ from ppedu.view.knot import figure
 from ppedu.view.model import Data, Panel, Stack, require_lanes
 from ppedu.view.saving import require_savable
 from ppedu.view.script import script, style
-from ppedu.view.why import Told, messages, numbers
+from ppedu.view.why import Told, messages
 from ppedu.zoo import schedule
 
 MOST_DRAWN = 5000  # actions; a picture of more takes seconds, and its boxes are narrower than a pixel
@@ -208,7 +208,10 @@ class Comparison(Interactive):
         table: list[Told] = [["schedule", "makespan", "bubble", "peak activations", "messages"]]
         points = []
         for panel, (name, _, bubble, peak, _) in zip(self.panels(), self.rows(), strict=True):
-            table.append([name, *numbers(panel.timeline).values(), messages(panel.timeline.schedule)])
+            told = (
+                why._replace(text=number) for why, number in zip(panel.reasons, panel.numbers.values(), strict=True)
+            )
+            table.append([name, *told, messages(panel.timeline.schedule)])
             points.append([name, float(peak), bubble])
         return {**super().state(), "table": table, "points": points}
 

@@ -5,11 +5,15 @@ Needs only the standard library.
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import count, repeat
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ppedu.core import COMPUTE, Action, Op, SettingError, produces, requires
@@ -18,11 +22,14 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_instance
 from ppedu.sim import Span, Timeline
 from ppedu.sim.per_link import each_link
+from ppedu.sim.timeline import Row
 from ppedu.view.label import encodable
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 from ppedu.view.why import Why, bubble, makespan, peak, peaks
 
 Data = dict[str, Any]  # what `json.dumps` can write
+BARE: Data = {"numbers": [], "peaks": [], "memory": None}  # what a picture without these leaves out
+MOST_PEAKS = 32  # ranks; the rows of more are too low for words beside them
 
 
 class Box(NamedTuple):
@@ -132,38 +139,57 @@ class Panel:
 
     @cached_property
     @without_gc()
-    def boxes(self) -> list[Box]:
-        """The boxes of all compute actions, rank after rank, in the order in which they run."""
+    def columns(self) -> dict[str, list[Any]]:
+        """The fields of all boxes by name, as lists, because a large timeline has very many boxes."""
         placement, zero, marked = self.timeline.schedule.placement, self._floats.start, set(self.marks)
-        copies, split = placement.copies, placement.split
         chunks = [  # by copy of the model and stage, how many stages before it are on the same rank
             [holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders
         ]
-        boxes: list[Box] = []
+        columns: dict[str, list[Any]] = {name: [] for name in Box._fields}
         for rank, row in enumerate(self._floats.rows):
-            for step, (action, start, end) in enumerate(row):
-                left, right = start - zero, end - zero
-                mark = int((rank, step) in marked) if marked else 0
-                for part, (stage, op, m, _) in enumerate(action.parts or (action,), 1):
-                    if op not in COMPUTE:
-                        continue
-                    copy = int(copies > 1 and m >= split)  # what Placement.copy returns, without a call
-                    half = part if action.parts else 0
-                    boxes.append(Box._make((rank, left, right, op, stage, m, chunks[copy][stage], copy, half, mark)))
-        return boxes
+            found = [*_computing(row)]
+            if not found:
+                continue
+            actions, starts, ends, steps, halves = zip(*found, strict=True)
+            stages, ops, microbatches, _ = zip(*actions, strict=True)
+            copies = [placement.copy(m) for m in microbatches] if placement.copies > 1 else [0] * len(found)
+            fields = (
+                [rank] * len(found),
+                [start - zero for start in starts] if zero else starts,
+                [end - zero for end in ends] if zero else ends,
+                ops,
+                stages,
+                microbatches,
+                [chunks[copy][stage] for copy, stage in zip(copies, stages, strict=True)],
+                copies,
+                halves,
+                [int((rank, step) in marked) for step in steps] if marked else [0] * len(found),
+            )
+            for column, field in zip(columns.values(), fields, strict=True):
+                column += field
+        return columns
+
+    @cached_property
+    @without_gc()
+    def boxes(self) -> list[Box]:
+        """The boxes of all compute actions, rank after rank, in the order in which they run."""
+        return list(map(Box._make, zip(*self.columns.values(), strict=True)))
+
+    @cached_property
+    def needs(self) -> dict[tuple[int, Op], list[tuple[str, int]]]:
+        """The results that the boxes of a stage and an op require: their kinds and stages."""
+        placement = self.timeline.schedule.placement
+        kinds = dict.fromkeys(zip(self.columns["stage"], self.columns["op"], strict=True))
+        return {key: [result[:2] for result in requires(Action(*key, 0), placement)] for key in kinds}
 
     @cached_property
     def sources(self) -> list[list[int]]:
         """For each box, the indices of the boxes whose results it requires."""
-        placement = self.timeline.schedule.placement
         made: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # by result: its boxes by microbatch
-        needed: dict[tuple[int, Op], list[dict[int, int]]] = {}  # by stage and op
-        for stage, op in {(box.stage, box.op) for box in self.boxes}:
-            needed[stage, op] = [made[kind, maker] for kind, maker, _ in requires(Action(stage, op, 0), placement)]
-        results = {key: [made[kind, key[0]] for kind, _, _ in produces(Action(*key, 0))] for key in needed}
         for index, box in enumerate(self.boxes):
-            for indices in results[box.stage, box.op]:
-                indices[box.microbatch] = index
+            for kind, stage, _ in produces(Action(box.stage, box.op, 0)):
+                made[kind, stage][box.microbatch] = index
+        needed = {key: [made[result] for result in results] for key, results in self.needs.items()}
         return [
             [indices[box.microbatch] for indices in needed[box.stage, box.op] if box.microbatch in indices]
             for box in self.boxes
@@ -180,9 +206,9 @@ class Panel:
         """The indices of the boxes on the critical path; an overlapped pair is represented by its first half."""
         drawn = self._floats
         first: list[list[int]] = [[] for _ in drawn.rows]
-        for index, box in enumerate(self.boxes):
-            if box.part < 2:
-                first[box.rank].append(index)
+        for index, (rank, part) in enumerate(zip(self.columns["rank"], self.columns["part"], strict=True)):
+            if part < 2:
+                first[rank].append(index)
         return [first[rank][place] for rank, place in drawn.reasons.critical_path()]
 
     @cached_property
@@ -196,11 +222,22 @@ class Panel:
     def _floats(self) -> Timeline:
         """The timeline with floats instead of fractions, which are slow. Equal times stay equal."""
         timeline = self.timeline
-        if Fraction not in {type(span.end) for row in timeline.rows for span in row}:
+        rows = tuple(map(_floats, timeline.rows))
+        if all(row is before for row, before in zip(rows, timeline.rows, strict=True)):
             return timeline
-        rows = tuple(tuple(Span(each, float(start), float(end)) for each, start, end in row) for row in timeline.rows)
         latency, transfer = (each_link(float, each) for each in (timeline.costs.latency, timeline.costs.transfer))
         return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=latency, transfer=transfer))
+
+    @property
+    def _changes(self) -> Data:
+        """What the boxes allocate at their start and free at their end, by op and stage, and the unit of both."""
+        schedule = self.timeline.schedule
+        changes, ticks = self.timeline.costs.memory_changes(schedule.stages, schedule.ranks, schedule.slices)
+        pairs = {
+            op: [(float(held), float(held if schedule.forward_only else freed)) for held, freed in stages]
+            for op, stages in changes.items()
+        }
+        return {"changes": pairs, "one": ticks.per_one}
 
     @without_gc()
     def state(self, factor: int, unit: str) -> Data:
@@ -214,7 +251,9 @@ class Panel:
             return [round(time * factor, 9) for time in times]
 
         timeline, schedule = self.timeline, self.timeline.schedule
-        boxes: Data = {name: [box[place] for box in self.boxes] for place, name in enumerate(Box._fields)}
+        columns = self.columns
+        if factor != 1:
+            columns = columns | {name: [time * factor for time in columns[name]] for name in ("start", "end")}
         chunks = range(schedule.chunks)
         gaps = ([rank, *clock((start, end)), why] for rank, start, end, why in self.gaps)
         return {
@@ -228,12 +267,12 @@ class Panel:
             "microbatches": schedule.microbatches,
             "makespan": round((self._floats.end - self._floats.start) * factor, 9),
             "numbers": self.reasons,
-            "boxes": boxes | {"start": clock(boxes["start"]), "end": clock(boxes["end"])},
-            "sources": self.sources,
+            "boxes": {name: "".join(each) if name == "op" else packed(each) for name, each in columns.items()},
+            "needs": {f"{stage}{op}": results for (stage, op), results in self.needs.items()},
             "shades": {op: [[_bytes(shade(op, m, k, len(chunks))) for m in (0, 1)] for k in chunks] for op in COLORS},
             "gaps": [gap for gap in gaps if gap[2] > gap[1]],  # rounding may leave nothing of a gap between floats
-            "memory": [[clock(times), held] for times, held in self.memory],
-            "peaks": [*peaks(timeline, range(schedule.ranks))],
+            "memory": self._changes,
+            "peaks": [*peaks(self._floats, range(schedule.ranks))] if schedule.ranks <= MOST_PEAKS else [],
             "until": float(self.until * factor),
             "cap": None if self.cap is None else float(self.cap),
             "path": self.path,
@@ -315,7 +354,7 @@ class Stack:
         for panel in self.panels:
             chunks = panel.timeline.schedule.chunks
             kinds = [(0, 0), (1, 0)] if chunks == 1 else [(0, chunk) for chunk in range(chunks)]
-            for op in {box.op for box in panel.boxes}:
+            for op in set(panel.columns["op"]):
                 found.setdefault(op, {}).update({shade(op, m, chunk, chunks): None for m, chunk in kinds})
         return {op: list(found[op]) for op in COLORS if op in found}
 
@@ -350,10 +389,42 @@ class Stack:
             "legend": list(self.legend.items()),
             "fills": {op: [_bytes(fill) for fill in fills] for op, fills in self.fills.items()},
             "panels": [
-                panel.state(factor, unit) | {"tall": self.tall} | ({"numbers": [], "peaks": []} if self.bare else {})
-                for panel in self.panels
+                panel.state(factor, unit) | {"tall": self.tall} | (BARE if self.bare else {}) for panel in self.panels
             ],
         }
+
+
+def packed(numbers: Sequence[int | float]) -> str:
+    """Return numbers as text that `unpack` in model.js reads: "" if all are 0.
+
+    Each has 8 bytes, or 1, 2 or 4 where all are whole and not negative.
+    """
+    if not any(numbers):
+        return ""
+    whole = set(map(type, numbers)) == {int} and min(numbers) >= 0
+    codes = [code for code in "BHI" if whole and max(numbers) < 1 << 8 * array(code).itemsize]
+    return b64encode(array([*codes, "d"][0], numbers)).decode()
+
+
+def _computing(row: Sequence[Span]) -> Iterable[tuple[Action, Any, Any, int, int]]:
+    """Return the compute actions in a row and their times, each with its place in the row, and its half of a pair."""
+    if isinstance(row, Row) and COMPUTE.issuperset(map(attrgetter("op"), row.actions)):  # in loops in C
+        return zip(row.actions, row.starts, row.ends, count(), repeat(0))
+    return (
+        (single, start, end, step, half)
+        for step, (action, start, end) in enumerate(row)
+        for half, single in (enumerate(action.parts, 1) if action.parts else ((0, action),))
+        if single.op in COMPUTE
+    )
+
+
+def _floats(row: Sequence[Span]) -> Sequence[Span]:
+    """Return a row with floats instead of fractions."""
+    if isinstance(row, Row):
+        return row.floats()
+    if Fraction not in {type(span.end) for span in row}:
+        return row
+    return tuple(Span(each, float(start), float(end)) for each, start, end in row)
 
 
 def _bytes(color: tuple[float, float, float]) -> list[float]:

@@ -119,7 +119,7 @@ def peaks(timeline: Timeline, ranks: Iterable[int]) -> Iterator[Why]:
 def _life(timeline: Timeline) -> str:
     """Return which actions take and free the memory of activations, in a sentence."""
     costs, schedule = timeline.costs, timeline.schedule
-    ops = {single.op for order in schedule.orders for action in order for single in action.singles}
+    ops = {single.op for block in schedule.numbered.blocks for single in block.sample.singles}
     if schedule.forward_only:
         return "F takes it until it ends."
     frees = " or ".join(op for op, backward in (("B", Op.B), ("W", Op.I)) if backward in ops)
@@ -153,10 +153,9 @@ def messages(made: Schedule) -> Why:
     if made.lowered:
         sent = sum(action.op in SEND for order in made.orders for action in order)
         return why(str(sent), ["The sends of all ranks."])
-    place, hops = made.placement, []
-    for microbatch in range(made.microbatches):
-        ranks = [place.rank(stage, microbatch) for stage in range(place.stages)]
-        hops.append(sum(rank != following for rank, following in pairwise(ranks)))
+    place = made.placement
+    of_copy = [sum(rank != following for rank, following in pairwise(ranks)) for ranks in place.holders]
+    hops = [of_copy[place.copy(microbatch)] for microbatch in range(made.microbatches)]
     ways = 1 if made.forward_only else 2  # a backward comes back the way of its forward
     count = ways * sum(hops)
     part = "slice" if made.slices > 1 else "microbatch"

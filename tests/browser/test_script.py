@@ -188,7 +188,7 @@ def test_ticks_are_steps_of_one_two_or_five_that_fill_their_range(page):
 PICTURES = """([data, width, views, look, part = "whole"]) => {
   const timeline = new script.Timeline(JSON.parse(data));
   const palette = new script.Palette(timeline.data, "op");
-  const most = Math.max(...timeline.data.memory.flatMap(([, values]) => values));
+  const most = Math.max(...timeline.data.peaks.keys().toArray().flatMap(rank => timeline.memory(rank)[1]));
   const main = document.querySelector("main");
   const all = views.map(view => {
     const layout = new script.Layout(timeline, look, width, view ?? { left: 0, right: timeline.data.makespan }, part);
@@ -480,7 +480,7 @@ def test_a_widget_of_131072_boxes_is_painted(page):
     """A call with that many arguments would overflow the stack."""
     state = pp.simulate(pp.schedule("gpipe", 64, 1024)).show().state()
     (panel_,) = state["panels"]
-    assert len(panel_["sources"]) == 131_072
+    assert len(panel_["boxes"]["op"]) == 131_072
     forward, backward = page.evaluate(PIXELS, [json.dumps(state), [(0, 500.5), (31, 2500.5)]])
     assert forward[2] > forward[0] + 50 and backward[1] > backward[0] + 50, "blue and green"
 
@@ -670,7 +670,7 @@ PIXELS = """async ([state, places]) => {
 def test_a_pixel_has_the_mean_colour_of_very_many_boxes(page):
     timeline = pp.simulate(pp.schedule("gpipe", 4, 800))
     state = timeline.show().state()
-    assert len(state["panels"][0]["sources"]) == 6400, "too many to be drawn as rectangles"
+    assert len(state["panels"][0]["boxes"]["op"]) == 6400, "too many to be drawn as rectangles"
     gaps = [(gap.rank, (gap.start + gap.end) / 2) for gap in timeline.gaps() if gap.end - gap.start > 8]
     places = [(0, 400.5), (3, 400.5), (0, 2000.5), (3, 1500.5)]
     assert gaps

@@ -3,24 +3,27 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Timeline, largest, pretty, ticks } from "../../ppedu/view/js/model.js";
+import { Timeline, largest, pretty, ticks, unpack } from "../../ppedu/view/js/model.js";
+
+/** Numbers as Python sends them. */
+const packed = (numbers, Type = Uint8Array) => Buffer.from(new Type(numbers).buffer).toString("base64");
 
 /** GPipe on two ranks with two microbatches: rank 1 waits for 1 at the start, rank 0 for 2 in the middle. */
 const gpipe = () =>
   new Timeline({
     ranks: 2,
     boxes: {
-      rank: [0, 0, 0, 0, 1, 1, 1, 1],
-      start: [0, 1, 5, 7, 1, 2, 3, 5],
-      end: [1, 2, 7, 9, 2, 3, 5, 7],
-      op: ["F", "F", "B", "B", "F", "F", "B", "B"],
-      stage: [0, 0, 0, 0, 1, 1, 1, 1],
-      microbatch: [0, 1, 0, 1, 0, 1, 0, 1],
-      part: [0, 0, 0, 0, 0, 0, 0, 0],
+      rank: packed([0, 0, 0, 0, 1, 1, 1, 1]),
+      start: packed([0, 1, 5, 7, 1, 2, 3, 5], Float64Array),
+      end: packed([1, 2, 7, 9, 2, 3, 5, 7], Uint16Array),
+      op: "FFBBFFBB",
+      stage: packed([0, 0, 0, 0, 1, 1, 1, 1]),
+      microbatch: packed([0, 1, 0, 1, 0, 1, 0, 1]),
+      part: "",
     },
-    sources: [[], [], [0, 6], [1, 7], [0], [1], [4], [5]],
+    needs: { "0F": [], "1F": [["F", 0]], "1B": [["F", 1]], "0B": [["F", 0], ["B", 1]] },
     gaps: [[0, 2, 5, "rank 0 waits"]],
-    memory: [[[0, 0, 1, 7, 9], [0, 1, 2, 1, 0]], [[0, 1], [0, 1]]],
+    memory: { one: 2, changes: { F: [[2, 0], [2, 0]], B: [[0, 2], [0, 2]] } },
     outline: null,
   });
 
@@ -53,6 +56,17 @@ test("an action is found by its name", () => {
 test("a gap ends with the result of another rank", () => {
   const timeline = gpipe();
   assert.equal(timeline.awaited(timeline.gaps[0]), 1);
+});
+
+test("a box is linked to those whose results it requires, and to those that require its own", () => {
+  const timeline = gpipe();
+  assert.deepEqual(timeline.sources(2), [0, 6]);
+  assert.deepEqual([0, 6, 3].map((i) => timeline.users(i)), [[2, 4], [2], []]);
+});
+
+test("numbers are read as Python packs them, in the fewest bytes", () => {
+  assert.deepEqual([...unpack("AAEsAQ==", 2)], [256, 300]);
+  assert.deepEqual([...unpack("", 3)], [0, 0, 0]);
 });
 
 test("a journey follows a microbatch through the stages", () => {

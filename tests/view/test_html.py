@@ -47,7 +47,7 @@ def test_the_page_contains_the_title_the_numbers_and_the_boxes(page):
     assert cells[:8:2] == ["33", "27.3%", "37.5%", "33"], "makespan, bubble, overhead, span"
     assert cells[8:] == ["9", "4", "9", "3", "9", "2", "9", "1"], "idle and peak of each rank"
     (shown,) = _state(found)["panels"]
-    assert len(shown["sources"]) == 4 * 8 * 2 and shown["makespan"] == 33
+    assert len(shown["boxes"]["op"]) == 4 * 8 * 2 and shown["makespan"] == 33
 
 
 def test_the_page_has_the_numbers_of_an_outline_too(tmp_path):
@@ -89,7 +89,7 @@ def test_controls_that_need_a_kernel_are_left_out_of_a_page(tmp_path):
     ):
         shown.save(tmp_path / "x.html")
         state = _state(Page(tmp_path / "x.html"))
-        assert state["kind"] == "show" and state["panels"][0]["sources"] == shown.state()["panels"][0]["sources"]
+        assert state["kind"] == "show" and state["panels"][0]["boxes"] == shown.state()["panels"][0]["boxes"]
 
 
 def _state(found):

@@ -65,7 +65,7 @@ def test_without_matplotlib_only_pictures_raise(monkeypatch, tmp_path):
 
 def test_an_outline_is_sent_beside_its_timeline():
     timeline = pp.simulate(pp.schedule("1f1b", 2, 2))
-    assert len(timeline.show(outline=timeline).state()["panels"][0]["outline"]["sources"]) == 8
+    assert len(timeline.show(outline=timeline).state()["panels"][0]["outline"]["boxes"]["op"]) == 8
 
 
 def test_lanes_that_a_reader_chooses_are_remembered(monkeypatch, tmp_path):
@@ -290,7 +290,7 @@ def test_an_illegal_schedule_is_shown_up_to_its_deadlock():
     attempt = pp.Schedule("attempt", right.placement, 2, orders)
     found = pp.differences(right, attempt)
     first, second = found.state()["panels"]
-    assert len(first["sources"]) == 8 and len(second["sources"]) == 3 and found.second
+    assert len(first["boxes"]["op"]) == 8 and len(second["boxes"]["op"]) == 3 and found.second
 
 
 def test_each_level_is_solved_by_its_par_and_its_code_is_a_legal_schedule():

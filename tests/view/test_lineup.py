@@ -24,7 +24,10 @@ def words(suspects):
 
 
 def marked(suspects):
-    return [[n for n, mark in enumerate(panel["boxes"]["mark"]) if mark] for panel in suspects.state()["panels"]]
+    return [
+        [n for n, mark in enumerate(base64.b64decode(panel["boxes"]["mark"])) if mark]
+        for panel in suspects.state()["panels"]
+    ]
 
 
 def test_a_click_is_a_verdict_and_a_second_click_takes_it_back(suspects):

@@ -1,5 +1,7 @@
 """The model of a panel, against its timeline and against dependencies written down here a second time."""
 
+import base64
+import struct
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -7,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 import ppedu as pp
-from ppedu.view.model import Panel, Stack
+from ppedu.view.model import Panel, Stack, packed
 
 CASES = [
     pp.simulate(pp.schedule("1f1b", 4, 6)),
@@ -27,6 +29,13 @@ def state(timeline, **options):
 def texts(parts):
     """Return the text of each part: of a number without the reasons for it."""
     return [part if isinstance(part, str) else part.text for part in parts]
+
+
+def unpacked(text, count):
+    """Return the numbers that a text in the browser's data holds; an empty text stands for zeros."""
+    data = base64.b64decode(text)
+    kind = {0: "B", 1: "B", 2: "H", 4: "I", 8: "d"}[len(data) // count]
+    return struct.unpack(f"<{count}{kind}", data or bytes(count))
 
 
 def label(box):
@@ -111,9 +120,22 @@ def test_path_memory_and_numbers_are_those_of_the_timeline(timeline):
 
 @each_case
 def test_the_browser_is_sent_the_boxes_in_columns(timeline):
-    columns, boxes = state(timeline)["boxes"], Panel(timeline).boxes
+    boxes = Panel(timeline).boxes
+    columns = {
+        name: column if name == "op" else unpacked(column, len(boxes))
+        for name, column in state(timeline)["boxes"].items()
+    }
     for box, row in zip(boxes, zip(*columns.values(), strict=True), strict=True):
         assert row[:3] == pytest.approx(box[:3]) and row[3:] == box[3:]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size"),
+    [((0, 0), 0), ((0, 255), 1), ((256, 1), 2), ((65536, 0), 4), ((1 << 32, 1), 8), ((0.5, 1), 8), ((-1, 2), 8)],
+)
+def test_numbers_are_sent_in_few_bytes(numbers, size):
+    text = packed(numbers)
+    assert unpacked(text, 2) == numbers and len(base64.b64decode(text)) == 2 * size
 
 
 def test_memory_is_shown_in_its_unit():
@@ -126,7 +148,7 @@ def test_memory_is_shown_in_its_unit():
 
 def test_times_below_one_second_are_sent_in_milliseconds():
     data = state(pp.simulate(pp.schedule("gpipe", 2, 2), pp.Costs(forward=0.01, unit="s")))
-    assert data["unit"] == "ms" and data["boxes"]["end"][0] == 10 and data["makespan"] == 90
+    assert data["unit"] == "ms" and unpacked(data["boxes"]["end"], 8)[0] == pytest.approx(10) and data["makespan"] == 90
     assert "makespan 90 ms" in texts(data["numbers"]) and "ms" in data["gaps"][0][3] and data["axis"] == "time, ms"
 
 

@@ -29,7 +29,7 @@ export class Layout {
    * @param {Part} part
    */
   constructor(panel, look, width, view, part = "whole") {
-    const { ranks, pair, heading, peaks } = panel.data;
+    const { ranks, pair, heading, memory } = panel.data;
     const { left, right, top, bottom } = { ...MARGIN, ...(look.plain && PLAIN) };
     const { row } = look;
     this.panel = panel;
@@ -45,7 +45,7 @@ export class Layout {
     this.rowHeight = panel.data.tall;
     if (this.lanes) this.rowHeight = Math.max(ranks <= 32 ? 26 : 16, Math.floor(1.5 * this.rowHeight));
     this.left = left + (this.lanes ? NAME : 0);
-    this.right = width - (peaks.length ? MARGIN.right : right);
+    this.right = width - (memory ? MARGIN.right : right);
     this.heading = pair && this.lanes ? pair.heading : heading;
     this.lines = pair && this.lanes ? pair.lines : [panel.data.numbers];
     // Where both do not fit into one line, the heading has a line of its own, above the numbers.

@@ -20,17 +20,12 @@
  * @property {Row[]} lanes the upper and the lower one
  * @property {boolean} [plain] whether idle time is painted, and words stand in place of names and numbers
  *
- * @typedef {object} Boxes columns with an entry for each compute action, or for each half of an overlapped pair
- * @property {number[]} rank
- * @property {number[]} start
- * @property {number[]} end
- * @property {Op[]} op
- * @property {number[]} stage
- * @property {number[]} microbatch
- * @property {number[]} chunk
- * @property {number[]} copy 1 for the second copy of the model
- * @property {number[]} part 1 or 2 for a half of an overlapped pair, otherwise 0
- * @property {number[]} mark 1 where the action is marked
+ * @typedef {"rank" | "start" | "end" | "stage" | "microbatch" | "chunk" | "copy" | "part" | "mark"} Column of numbers: `chunk`
+ *   counts on the rank, `copy` is 1 for the second copy of the model, `part` is 1 or 2 for a half of an overlapped pair,
+ *   otherwise 0, and `mark` is 1 where the action is marked
+ * @typedef {Uint8Array | Uint16Array | Uint32Array | Float64Array} Numbers
+ * @typedef {{ op: ArrayLike<Op> } & Record<Column, Numbers>} Boxes columns with an entry for each compute action, or for each
+ *   half of an overlapped pair
  *
  * @typedef {object} Panel one timeline, as Panel.state in Python's model.py returns it
  * @property {string} heading
@@ -45,11 +40,13 @@
  * @property {number} microbatches
  * @property {number} makespan
  * @property {import("./why.js").Part[]} numbers
- * @property {Boxes} boxes
- * @property {number[][]} sources for each box, the boxes whose results it requires
+ * @property {{ op: string } & Record<Column, string>} boxes their ops, a letter for each, and numbers that `unpack` reads
+ * @property {Record<string, [string, number][]>} needs by stage and op, such as 2B: the kinds and the stages of the results
+ *   that these boxes require
  * @property {Record<Op, [Color, Color][]>} shades by op, chunk and parity of the microbatch
  * @property {[number, number, number, string][]} gaps rank, start, end and the reason
- * @property {[number[], number[]][]} memory for each rank, times and the activations held from each time on
+ * @property {{ one: number, changes: Record<Op, [number, number][]> } | null} memory what the boxes of each op and stage
+ *   allocate at their start and free at their end, where `one` is one activation; null: memory is not shown
  * @property {import("./why.js").Part[]} peaks
  * @property {number} until a time that the axis must reach
  * @property {number | null} cap
@@ -101,21 +98,34 @@ export function ticks(left, right, wanted = 10) {
   return found;
 }
 
+/**
+ * Numbers that Python's `packed` wrote. Their size tells their type.
+ * @param {string} text
+ * @param {number} count
+ * @returns {Numbers}
+ */
+export function unpack(text, count) {
+  const { buffer, length } = Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0));
+  const sizes = { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array, 8: Float64Array };
+  return length ? new sizes[/** @type {1 | 2 | 4 | 8} */ (length / count)](buffer) : new Uint8Array(count);
+}
+
 /** One timeline and indices into it. A box is known by its position in the columns. */
 export class Timeline {
   /** @param {Panel} data */
   constructor(data) {
-    const { boxes, sources, ranks } = data;
+    const { boxes, ranks } = data;
+    const { op, ...numbers } = boxes;
     this.data = data;
     this.row = data.row ?? "rank";
-    this.boxes = boxes;
-    this.count = sources.length;
+    this.count = op.length;
+    const columns = Object.entries(numbers).map(([name, text]) => [name, unpack(text, this.count)]);
+    this.boxes = /** @type {Boxes} */ ({ op, ...Object.fromEntries(columns) });
     this.rows = Array.from({ length: ranks + 1 }, () => 0); // where each rank's boxes begin
-    for (let i = 0; i < this.count; i++) this.rows[boxes.rank[i] + 1] = i + 1;
+    for (let i = 0; i < this.count; i++) this.rows[this.boxes.rank[i] + 1] = i + 1;
     for (let rank = 1; rank <= ranks; rank++) this.rows[rank] = Math.max(this.rows[rank], this.rows[rank - 1]);
-    /** @type {number[][]} */
-    this.users = sources.map(() => []); // the boxes that require each box's result
-    sources.forEach((those, i) => those.forEach((source) => this.users[source].push(i)));
+    /** @type {[number[], number[]][]} */
+    this.curves = []; // what `memory` has found
     /** @type {Gap[]} */
     this.gaps = data.gaps.map(([rank, start, end, why]) => ({ rank, start, end, why }));
     /** @type {Timeline | null} */
@@ -137,6 +147,55 @@ export class Timeline {
   find(label) {
     if (!this.places.size) for (let i = 0; i < this.count; i++) this.places.set(this.label(i), i);
     return this.places.get(label);
+  }
+
+  /**
+   * The boxes whose results a box requires.
+   * @param {number} i
+   */
+  sources(i) {
+    const { stage, op, microbatch } = this.boxes;
+    /** @param {[string, number]} result */
+    const maker = ([kind, from]) => this.find(`${from}${kind}${microbatch[i]}`) ?? (kind === "B" ? this.find(`${from}I${microbatch[i]}`) : undefined);
+    return this.data.needs[`${stage[i]}${op[i]}`].map(maker).filter((each) => each !== undefined);
+  }
+
+  /**
+   * The boxes that require a box's result.
+   * @param {number} i
+   */
+  users(i) {
+    const { stage, op, microbatch } = this.boxes;
+    const kind = op[i] === "I" ? "B" : op[i];
+    const those = Object.entries(this.data.needs).filter(([, results]) => results.some(([made, from]) => made === kind && from === stage[i]));
+    const found = those.map(([user]) => this.find(`${user}${microbatch[i]}`)).filter((each) => each !== undefined);
+    return found.toSorted((a, b) => a - b);
+  }
+
+  /**
+   * The memory of a rank as a step curve: times, and the activations held from each time on.
+   * @param {number} rank
+   */
+  memory(rank) {
+    const { start, end, op, stage, part } = this.boxes;
+    if (this.curves[rank] || !this.data.memory) return this.curves[rank] ?? [[0], [0]];
+    const { one, changes } = this.data.memory;
+    const [times, values] = (this.curves[rank] = [[0], [0]]);
+    let held = 0;
+    /** @param {number} time @param {number} change */
+    const add = (time, change) => {
+      if (!change) return;
+      held += change;
+      times.push(time);
+      values.push(held / one);
+    };
+    for (let i = this.rows[rank]; i < this.rows[rank + 1]; i++) {
+      const last = part[i] === 1 ? i + 1 : i;
+      for (let k = i; k <= last; k++) add(start[k], changes[op[k]][stage[k]][0]);
+      for (let k = i; k <= last; k++) add(end[k], -changes[op[k]][stage[k]][1]);
+      i = last;
+    }
+    return this.curves[rank];
   }
 
   /**
@@ -171,7 +230,7 @@ export class Timeline {
    */
   awaited({ rank, end }) {
     const next = this.after(rank, end);
-    const sources = next < this.rows[rank + 1] ? this.data.sources[next] : [];
+    const sources = next < this.rows[rank + 1] ? this.sources(next) : [];
     const last = sources.toSorted((a, b) => this.boxes.end[b] - this.boxes.end[a])[0];
     return last === undefined ? rank : this.boxes.rank[last];
   }
@@ -193,7 +252,7 @@ export class Timeline {
    * @param {number} time
    */
   held(rank, time) {
-    const [times, values] = this.data.memory[rank];
+    const [times, values] = this.memory(rank);
     let value = 0;
     for (let k = 0; k < times.length && times[k] <= time; k++) value = values[k];
     return value;
@@ -223,8 +282,8 @@ export class Timeline {
     return (
       `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on ${this.row} ${rank[i]}, ` +
       `${this.when(i)}${part[i] ? ", overlapped" : ""}. ${beside}` +
-      `Requires ${list(this.data.sources[i])}; required by ${list(this.users[i])}.` +
-      (this.data.peaks.length ? ` While it runs, ${this.row} ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
+      `Requires ${list(this.sources(i))}; required by ${list(this.users(i))}.` +
+      (this.data.memory ? ` While it runs, ${this.row} ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
     );
   }
 
@@ -234,7 +293,8 @@ export class Timeline {
    */
   journey(microbatch) {
     const { start, end } = this.boxes;
-    const found = this.data.sources.map((_, i) => i).filter((i) => this.boxes.microbatch[i] === microbatch);
+    const found = [];
+    for (let i = 0; i < this.count; i++) if (this.boxes.microbatch[i] === microbatch) found.push(i);
     return found.toSorted((a, b) => start[a] - start[b] || end[a] - end[b]);
   }
 

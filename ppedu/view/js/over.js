@@ -146,7 +146,7 @@ function paintJourney(context, layout, style, microbatch) {
   context.strokeStyle = style.ink;
   context.lineWidth = 1.3;
   for (const i of journey)
-    for (const source of timeline.data.sources[i]) if (rank[source] !== rank[i]) connect(context, layout, source, i);
+    for (const source of timeline.sources(i)) if (rank[source] !== rank[i]) connect(context, layout, source, i);
 }
 
 /**
@@ -183,12 +183,12 @@ function paintFocus(context, lanes, lane, box, linked) {
     const same = each === layout ? undefined : each.timeline.find(timeline.label(box));
     if (same !== undefined) ring(context, each, same, 2.5);
   }
-  for (const source of timeline.data.sources[box]) {
+  for (const source of timeline.sources(box)) {
     ring(context, layout, source, 1.5);
     if (linked) connect(context, layout, source, box);
   }
   context.setLineDash([4, 3]);
-  for (const user of timeline.users[box]) {
+  for (const user of timeline.users(box)) {
     ring(context, layout, user, 1);
     if (linked) connect(context, layout, box, user);
   }

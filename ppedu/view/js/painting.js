@@ -217,10 +217,11 @@ function shortened(context, text, room) {
  */
 function paintMemory(context, layout, { look, most, ink }) {
   if (layout.row.strip === layout.row.floor) return;
-  const { memory, makespan, cap, until } = layout.panel.data;
+  const { ranks, makespan, cap, until } = layout.panel.data;
   const { view } = layout;
   const unit = ((layout.row.floor - layout.row.strip) * layout.rowHeight) / (most || 1);
-  memory.forEach(([times, values], rank) => {
+  for (let rank = 0; rank < ranks; rank++) {
+    const [times, values] = layout.panel.memory(rank);
     const floor = layout.y(rank, layout.row.floor);
     context.fillStyle = look.memory;
     context.beginPath();
@@ -258,5 +259,5 @@ function paintMemory(context, layout, { look, most, ink }) {
       const [begin, end] = [layout.x(0), layout.x(Math.max(makespan, until))];
       context.fillRect(begin, floor - unit * cap, end - begin, 1);
     }
-  });
+  }
 }
