@@ -36,19 +36,11 @@ const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
  * @param {number[]} boxes
  */
 export function paintBoxes(context, layout, style, boxes) {
-  const { palette, ink, look } = style;
-  const { op, stage, microbatch, chunk, copy, mark } = layout.timeline.boxes;
-  /** @type {Map<Shade, number[]>} */
-  const shades = new Map(); // painted shade by shade, because changing the fill takes longer than a box
+  const { ink, look } = style;
+  const { copy, mark } = layout.timeline.boxes;
+  if (boxes.length > MANY && !(context instanceof SvgContext)) paintPixels(context, layout, style, boxes);
+  else paintRectangles(context, layout, style, boxes);
   for (const i of boxes) {
-    const shade = palette.of(op[i], stage[i], microbatch[i], chunk[i]);
-    const those = shades.get(shade);
-    if (those) those.push(i);
-    else shades.set(shade, [i]);
-  }
-  if (boxes.length > MANY && !(context instanceof SvgContext)) paintPixels(context, layout, style, shades);
-  else paintRectangles(context, layout, style, shades);
-  for (const i of [...shades.values()].flat()) {
     if (!copy[i] && !mark[i]) continue;
     const [x, y, width, height] = layout.box(i);
     context.strokeStyle = mark[i] ? look.mark : ink;
@@ -64,29 +56,28 @@ export function paintBoxes(context, layout, style, boxes) {
  * @param {CanvasRenderingContext2D} context
  * @param {Layout} layout
  * @param {Style} style
- * @param {Map<Shade, number[]>} shades
+ * @param {number[]} boxes
  */
-function paintPixels(context, layout, { look }, shades) {
-  const { rank, start, end, part } = layout.timeline.boxes;
+function paintPixels(context, layout, { look, palette }, boxes) {
+  const { rank, start, end, op, stage, microbatch, chunk, part } = layout.timeline.boxes;
   const ratio = context.canvas.width / layout.width;
   const [from, to] = [layout.left * ratio, layout.right * ratio].map(Math.round);
   const width = to - from;
   const halves = part.some(Boolean) ? 2 : 1; // a line of pixels for each half of an overlapped pair
   const lines = halves * layout.timeline.data.ranks;
   const sums = new Float32Array(width * lines * 4);
-  for (const [{ rgb }, boxes] of shades) {
-    for (const i of boxes) {
-      const [begin, over] = [layout.x(start[i]), layout.x(end[i])];
-      const left = Math.max(0, begin * ratio - from);
-      const right = Math.min(width, (over - gapOf(over - begin)) * ratio - from);
-      for (let half = 0; half < halves; half++) {
-        if (halves === 2 && part[i] && part[i] !== half + 1) continue;
-        for (let pixel = Math.floor(left); pixel < right; pixel++) {
-          const covered = Math.min(pixel + 1, right) - Math.max(pixel, left);
-          const at = ((rank[i] * halves + half) * width + pixel) * 4;
-          for (let channel = 0; channel < 3; channel++) sums[at + channel] += rgb[channel] * covered;
-          sums[at + 3] += covered;
-        }
+  for (const i of boxes) {
+    const { rgb } = palette.of(op[i], stage[i], microbatch[i], chunk[i]);
+    const [begin, over] = [layout.x(start[i]), layout.x(end[i])];
+    const left = Math.max(0, begin * ratio - from);
+    const right = Math.min(width, (over - gapOf(over - begin)) * ratio - from);
+    for (let half = 0; half < halves; half++) {
+      if (halves === 2 && part[i] && part[i] !== half + 1) continue;
+      for (let pixel = Math.floor(left); pixel < right; pixel++) {
+        const covered = Math.min(pixel + 1, right) - Math.max(pixel, left);
+        const at = ((rank[i] * halves + half) * width + pixel) * 4;
+        for (let channel = 0; channel < 3; channel++) sums[at + channel] += rgb[channel] * covered;
+        sums[at + 3] += covered;
       }
     }
   }
@@ -111,11 +102,19 @@ function paintPixels(context, layout, { look }, shades) {
  * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
- * @param {Map<Shade, number[]>} shades
+ * @param {number[]} boxes
  */
-function paintRectangles(context, layout, style, shades) {
-  const { part } = layout.timeline.boxes;
+function paintRectangles(context, layout, style, boxes) {
+  const { op, stage, microbatch, chunk, part } = layout.timeline.boxes;
   const { pale } = layout;
+  /** @type {Map<Shade, number[]>} */
+  const shades = new Map(); // painted shade by shade, because changing the fill takes longer than a box
+  for (const i of boxes) {
+    const shade = style.palette.of(op[i], stage[i], microbatch[i], chunk[i]);
+    const those = shades.get(shade);
+    if (those) those.push(i);
+    else shades.set(shade, [i]);
+  }
   /**
    * @param {number} i
    * @returns {Rectangle}
@@ -125,25 +124,25 @@ function paintRectangles(context, layout, style, shades) {
     const gap = gapOf(width);
     return [x, y, Math.max(width - gap, 0.3), part[i] === 1 ? height - gap : height];
   };
-  for (const [{ fill, ink }, boxes] of shades) {
+  for (const [{ fill, ink }, those] of shades) {
     if (pale) {
       context.fillStyle = style.paper; // hides the lines of the time axis
-      for (const i of boxes) context.fillRect(...inner(i));
+      for (const i of those) context.fillRect(...inner(i));
       context.globalAlpha = 1 - style.look.pale;
     }
     context.fillStyle = fill;
-    for (const i of boxes) context.fillRect(...inner(i));
+    for (const i of those) context.fillRect(...inner(i));
     context.globalAlpha = 1;
     if (pale) {
       context.strokeStyle = fill;
       context.lineWidth = 1;
-      for (const i of boxes) {
+      for (const i of those) {
         const [x, y, width, height] = inner(i);
         if (width > 3) context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
       }
     }
     context.fillStyle = pale ? style.ink : ink;
-    paintNames(context, layout, boxes);
+    paintNames(context, layout, those);
   }
 }
 

@@ -14,6 +14,7 @@ import { textOf } from "./why.js";
  * @typedef {import("./why.js").Placed} Placed
  */
 
+const [NARROW, FLAT] = [0.5, 0.1]; // pixels: the width, and the difference in height, of steps that cannot be told apart
 const EDGE = 0.55; // how dark the upper edge of a memory strip is
 
 /**
@@ -211,6 +212,25 @@ function shortened(context, text, room) {
 }
 
 /**
+ * The steps of a rank's memory in view. Those that look like one are one, because a path of very many takes long.
+ * @param {Layout} layout
+ * @param {number} rank
+ * @param {number} flat the difference of two values that cannot be seen
+ */
+function stepsOf({ panel, view, scale, left }, rank, flat) {
+  const [times, values] = panel.memory(rank);
+  const steps = [];
+  for (let k = 0; k < times.length && times[k] < view.right; ) {
+    const [from, first] = [times[k], values[k]];
+    let value = first;
+    for (k++; k < times.length && ((times[k] - from) * scale < NARROW || Math.abs(values[k] - first) < flat); k++) value = Math.max(value, values[k]);
+    const until = times[k] ?? panel.data.makespan;
+    if (until >= view.left) steps.push({ begin: left + (from - view.left) * scale, end: left + (until - view.left) * scale, value });
+  }
+  return steps;
+}
+
+/**
  * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
@@ -218,44 +238,32 @@ function shortened(context, text, room) {
 function paintMemory(context, layout, { look, most, ink }) {
   if (layout.row.strip === layout.row.floor) return;
   const { ranks, makespan, cap, until } = layout.panel.data;
-  const { view } = layout;
   const unit = ((layout.row.floor - layout.row.strip) * layout.rowHeight) / (most || 1);
   for (let rank = 0; rank < ranks; rank++) {
-    const [times, values] = layout.panel.memory(rank);
     const floor = layout.y(rank, layout.row.floor);
     context.fillStyle = look.memory;
     context.beginPath();
-    let begun = false;
-    for (let k = 0; k < times.length && times[k] < view.right; k++) {
-      const end = k + 1 < times.length ? times[k + 1] : makespan;
-      if (end < view.left) continue;
-      const y = floor - unit * Math.min(values[k], most);
-      if (!begun) context.moveTo(layout.x(times[k]), floor);
-      begun = true;
-      context.lineTo(layout.x(times[k]), y);
-      context.lineTo(layout.x(end), y);
+    const steps = stepsOf(layout, rank, FLAT / unit);
+    for (const [k, { begin, end, value }] of steps.entries()) {
+      const y = floor - unit * Math.min(value, most);
+      if (!k) context.moveTo(begin, floor);
+      context.lineTo(begin, y);
+      context.lineTo(end, y);
     }
-    context.lineTo(layout.x(Math.min(makespan, view.right)), floor);
+    context.lineTo(layout.x(Math.min(layout.panel.data.makespan, layout.view.right)), floor);
     context.fill();
     context.fillStyle = ink; // an edge, because a rank that holds little has a strip that is hard to see
     context.globalAlpha = EDGE;
     context.beginPath();
-    for (let k = 0; k < times.length && times[k] < view.right; k++) {
-      const [begin, end] = [layout.x(times[k]), layout.x(times[k + 1] ?? makespan)];
-      if (values[k] > 0) context.rect(begin, floor - unit * Math.min(values[k], most) - 1, end - begin, 1);
-    }
+    for (const { begin, end, value } of steps)
+      if (value > 0) context.rect(begin, floor - unit * Math.min(value, most) - 1, end - begin, 1);
     context.fill();
     context.globalAlpha = 1;
-    if (cap !== null && largest(values) > cap) {
-      context.fillStyle = look.mark;
-      for (let k = 0; k < times.length; k++) {
-        if (values[k] <= cap) continue;
-        const [begin, end] = [layout.x(times[k]), layout.x(times[k + 1] ?? makespan)];
-        context.fillRect(begin, floor - unit * values[k], end - begin, unit * (values[k] - cap));
-      }
-    }
     if (cap !== null) {
-      context.fillStyle = largest(values) > cap ? look.mark : ink;
+      context.fillStyle = look.mark;
+      for (const { begin, end, value } of steps)
+        if (value > cap) context.fillRect(begin, floor - unit * value, end - begin, unit * (value - cap));
+      context.fillStyle = largest(layout.panel.memory(rank)[1]) > cap ? look.mark : ink;
       const [begin, end] = [layout.x(0), layout.x(Math.max(makespan, until))];
       context.fillRect(begin, floor - unit * cap, end - begin, 1);
     }
