@@ -51,6 +51,7 @@ function receive(answer) {
     say(answer.wrong, true);
     report.replaceChildren(); // what was found before is not about this
   } else if (answer.received) widget?.receive?.(answer.received);
+  else if (answer.more) widget?.update(answer.more);
   else if (views.includes(answer.view) && /^[\w-]*$/.test(answer.link)) {
     try {
       display(answer);
@@ -86,6 +87,7 @@ function display(answer) {
   const whole = address().replace("?embed", "");
   find("#whole").setAttribute("href", whole);
   if (widget) widget.figure.address = whole;
+  if (answer.brief) next ??= { more: true };
 }
 
 /** Take a link for that of the open view. A slider that moves is one change. @param {string} now */

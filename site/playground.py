@@ -32,6 +32,7 @@ Inputs = dict[str, str]
 MOST_SHOWN = 12  # problems
 OWN = "yours"  # the module's name of a reader's code
 LONGEST = 5  # seconds for a plan
+LARGE = 10_000  # actions
 PLAN = '''import ppedu as pp
 from pathlib import Path
 from ppedu.planning.question import read
@@ -270,7 +271,8 @@ class Playground:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return what to show, or a sentence about what is wrong.
 
-        A question is a link to open, a view with its inputs, or a message of the widget.
+        A question is a link to open, a view with its inputs, a message of the widget, or the reasons that the state of
+        a large widget lacks, so that it is drawn early.
         """
         try:
             match question:
@@ -278,6 +280,9 @@ class Playground:
                     return self._show(*(decode(fragment) if fragment.strip("#") else ("explore", {})))
                 case {"view": str(view), "inputs": dict(inputs)}:
                     return self._show(view, inputs)
+                case {"more": True} if self.widget:
+                    self.widget.brief = False
+                    return {"more": self.widget.state()}
                 case {"widget": dict(message)} if self.widget:
                     received = self.widget.handle(message)
                     if received:
@@ -309,6 +314,8 @@ class Playground:
             self.inputs = made.widget.inputs
             given = ", ".join(repr(value) for value in self.inputs.values() if value)
             code = f"import ppedu as pp\npp.puzzle({given})"
+        if made.widget and not isinstance(made.widget, Explore):
+            made.widget.brief = made.widget.stack.actions > LARGE
         return {
             "view": self.view,
             "inputs": [
@@ -317,6 +324,7 @@ class Playground:
                 if each.kind != "hidden"
             ],
             "state": made.widget.state() if made.widget else None,
+            "brief": bool(made.widget and made.widget.brief),
             "report": made.report,
             "picture": made.picture,
             "legal": made.legal,

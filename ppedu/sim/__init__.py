@@ -6,7 +6,8 @@ timelines, `partition` divides layers into stages, `prefill` is for inference, `
 """
 
 from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.rows import Span
 from ppedu.sim.simulation import simulate, simulate_partial
-from ppedu.sim.timeline import Gap, Span, Timeline
+from ppedu.sim.timeline import Gap, Timeline
 
 __all__ = ["Costs", "Gap", "Span", "Timeline", "require_costs", "simulate", "simulate_partial"]

@@ -12,7 +12,8 @@ from ppedu.core.numeric import ratio
 from ppedu.core.validate import require_instance
 from ppedu.sim.costs import Costs
 from ppedu.sim.per_link import Link
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim.rows import Span
+from ppedu.sim.timeline import Timeline
 
 NAMES = {Op.F: "forward", Op.R: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
 SAME = 1e-9  # latencies that differ by at most this are one number

@@ -12,8 +12,9 @@ from ppedu.core.streams import Streams, require_streamed
 from ppedu.core.validate import require_count, require_instance, require_size
 from ppedu.sim.clock import TickClock
 from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.rows import Row
 from ppedu.sim.steps import divide, join, later, repeat, repeat_costs
-from ppedu.sim.timeline import Row, Timeline
+from ppedu.sim.timeline import Timeline
 
 
 @without_gc()

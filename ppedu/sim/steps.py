@@ -13,7 +13,8 @@ from typing import Any
 
 from ppedu.core import Action, Schedule
 from ppedu.sim.costs import TIMES, Costs
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim.rows import Span
+from ppedu.sim.timeline import Timeline
 
 
 def repeat(schedule: Schedule, steps: int) -> Schedule:

@@ -10,94 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
+from ppedu.sim.rows import Row, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ppedu.sim.costs import Changes, Costs
     from ppedu.sim.why import Reasons
-
-
-class Span(NamedTuple):
-    """An action and its time, from `start` to `end`."""
-
-    action: Action
-    start: Any
-    end: Any
-
-
-class Row(Sequence[Span]):
-    """The spans of a simulated rank, equal to a tuple of them.
-
-    All are created when one is first accessed: a large schedule has millions, and its makespan and its peak activations
-    need none.
-
-    Args:
-        starts, ends: The times of the actions in `ticks`.
-    """
-
-    def __init__(self, actions: Sequence[Action], starts: Sequence[Any], ends: Sequence[Any], ticks: Ticks):
-        self.actions, self._starts, self._ends, self._ticks = actions, starts, ends, ticks
-
-    @cached_property
-    def _spans(self) -> tuple[Span, ...]:
-        return tuple(map(Span, self.actions, self.starts, self.ends))
-
-    @property
-    def starts(self) -> list[Any]:
-        """The start of each span."""
-        return self._ticks.numbers(self._starts)
-
-    @property
-    def ends(self) -> list[Any]:
-        """The end of each span."""
-        return self._ticks.numbers(self._ends)
-
-    @property
-    def total(self) -> Any:
-        """The sum of the times that the spans take."""
-        return self._ticks.numbers([sum(map(sub, self._ends, self._starts))])[0]
-
-    def floats(self) -> Row:
-        """Return the row with floats in place of fractions, which are slow. Equal times stay equal."""
-        if (one := self._ticks.per_one) == 1:
-            return self
-        starts, ends = ([time / one for time in times] for times in (self._starts, self._ends))
-        return Row(self.actions, starts, ends, Ticks([0.0]))
-
-    @property
-    def start(self) -> Any:
-        """The start of the first span."""
-        return self._ticks.numbers([min(self._starts)])[0]
-
-    @property
-    def end(self) -> Any:
-        """The end of the last span."""
-        return self._ticks.numbers([max(self._ends)])[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._spans[index]
-
-    def __iter__(self) -> Iterator[Span]:
-        return iter(self._spans)  # that of Sequence takes ten times as long
-
-    def __len__(self) -> int:
-        return len(self.actions)
-
-    def __eq__(self, other: object) -> bool:
-        return self._spans == (other._spans if isinstance(other, Row) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._spans)
-
-    def __repr__(self) -> str:
-        return repr(self._spans)
 
 
 class Gap(NamedTuple):

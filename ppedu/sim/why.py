@@ -15,8 +15,9 @@ from ppedu.core.placement import other_end
 from ppedu.core.streams import Stream, stream_of
 from ppedu.sim.costs import TIMES, Costs
 from ppedu.sim.reorder import reorder
+from ppedu.sim.rows import Span
 from ppedu.sim.simulation import simulate
-from ppedu.sim.timeline import Gap, Span, Timeline
+from ppedu.sim.timeline import Gap, Timeline
 
 Place = tuple[int, int]  # a rank, and the index of one of its compute spans
 

@@ -67,6 +67,7 @@ class Interactive:
         self._panels = list(panels)
         self._widgets: list[Any] = []  # those that are on a page
         self.lanes = False  # whether outlines have lanes of their own; the browser can switch that
+        self.brief = False  # whether the state lacks all reasons; see `Panel.state`
 
     def panels(self) -> list[Panel]:
         """Return the panels to show, from top to bottom."""
@@ -75,7 +76,7 @@ class Interactive:
     @property
     def stack(self) -> Stack:
         """The panels with what they share: time axis, memory scale and legend."""
-        return Stack(self.panels(), lanes=self.lanes)
+        return Stack(self.panels(), lanes=self.lanes, brief=self.brief)
 
     def state(self) -> Data:
         """Return the data that the browser draws."""
@@ -92,7 +93,7 @@ class Interactive:
         The picture is left out if drawing it would take seconds or matplotlib is missing.
         """
         data, stack = {"text/plain": self.text()}, self.stack
-        if sum(len(row) for panel in stack.panels for row in panel.timeline.rows) <= MOST_DRAWN:
+        if stack.actions <= MOST_DRAWN:
             with suppress(SettingError):
                 from ppedu.view.plot import png
 
@@ -208,9 +209,9 @@ class Comparison(Interactive):
         table: list[Told] = [["schedule", "makespan", "bubble", "peak activations", "messages"]]
         points = []
         for panel, (name, _, bubble, peak, _) in zip(self.panels(), self.rows(), strict=True):
-            told = (
-                why._replace(text=number) for why, number in zip(panel.reasons, panel.numbers.values(), strict=True)
-            )
+            told: Told = [*panel.numbers.values()]
+            if not self.brief:
+                told = [why._replace(text=text) for why, text in zip(panel.reasons, map(str, told), strict=True)]
             table.append([name, *told, messages(panel.timeline.schedule)])
             points.append([name, float(peak), bubble])
         return {**super().state(), "table": table, "points": points}

@@ -1,8 +1,11 @@
-"""Text from users. Names, titles and units may hold any character."""
+"""What pages hold: text from users, whose names, titles and units may have any character; and packed numbers."""
 
 from __future__ import annotations
 
 import re
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
 
 LONGEST = 100  # characters; a picture grows with its longest label
 # What XML cannot hold: control characters, surrogates, and two code points that are not characters.
@@ -17,3 +20,15 @@ def encodable(text: str) -> str:
 def label(text: str) -> str:
     """Return `text` as a picture can show it: encodable, and shortened if it is long."""
     return encodable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+
+
+def packed(numbers: Sequence[int | float]) -> str:
+    """Return numbers as text that `unpack` in model.js reads: "" if all are 0.
+
+    Each has 8 bytes, or 1, 2 or 4 where all are whole and not negative.
+    """
+    if not any(numbers):
+        return ""
+    whole = set(map(type, numbers)) == {int} and min(numbers) >= 0
+    codes = [code for code in "BHI" if whole and max(numbers) < 1 << 8 * array(code).itemsize]
+    return b64encode(array([*codes, "d"][0], numbers)).decode()

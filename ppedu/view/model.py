@@ -5,25 +5,19 @@ Needs only the standard library.
 
 from __future__ import annotations
 
-from array import array
-from base64 import b64encode
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from itertools import count, repeat
-from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ppedu.core import COMPUTE, Action, Op, SettingError, produces, requires
+from ppedu.core import Action, Op, SettingError, requires
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_instance
-from ppedu.sim import Span, Timeline
+from ppedu.sim import Timeline
 from ppedu.sim.per_link import each_link
-from ppedu.sim.timeline import Row
-from ppedu.view.label import encodable
+from ppedu.sim.rows import computing, floats
+from ppedu.view.label import encodable, packed
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 from ppedu.view.why import Why, bubble, makespan, peak, peaks
 
@@ -147,7 +141,7 @@ class Panel:
         ]
         columns: dict[str, list[Any]] = {name: [] for name in Box._fields}
         for rank, row in enumerate(self._floats.rows):
-            found = [*_computing(row)]
+            found = [*computing(row)]
             if not found:
                 continue
             actions, starts, ends, steps, halves = zip(*found, strict=True)
@@ -183,19 +177,6 @@ class Panel:
         return {key: [result[:2] for result in requires(Action(*key, 0), placement)] for key in kinds}
 
     @cached_property
-    def sources(self) -> list[list[int]]:
-        """For each box, the indices of the boxes whose results it requires."""
-        made: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # by result: its boxes by microbatch
-        for index, box in enumerate(self.boxes):
-            for kind, stage, _ in produces(Action(box.stage, box.op, 0)):
-                made[kind, stage][box.microbatch] = index
-        needed = {key: [made[result] for result in results] for key, results in self.needs.items()}
-        return [
-            [indices[box.microbatch] for indices in needed[box.stage, box.op] if box.microbatch in indices]
-            for box in self.boxes
-        ]
-
-    @cached_property
     def gaps(self) -> list[tuple[int, Any, Any, str]]:
         """The idle times, counted from the timeline's start: rank, start, end and the reason."""
         zero = self._floats.start
@@ -222,11 +203,15 @@ class Panel:
     def _floats(self) -> Timeline:
         """The timeline with floats instead of fractions, which are slow. Equal times stay equal."""
         timeline = self.timeline
-        rows = tuple(map(_floats, timeline.rows))
+        rows = tuple(map(floats, timeline.rows))
         if all(row is before for row, before in zip(rows, timeline.rows, strict=True)):
             return timeline
         latency, transfer = (each_link(float, each) for each in (timeline.costs.latency, timeline.costs.transfer))
         return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=latency, transfer=transfer))
+
+    def _told(self, brief: bool) -> Sequence[str | Why]:
+        """Return the `reasons`, or their texts alone."""
+        return list(map(encodable, self._numbers_in_words)) if brief else self.reasons
 
     @property
     def _changes(self) -> Data:
@@ -240,11 +225,13 @@ class Panel:
         return {"changes": pairs, "one": ticks.per_one}
 
     @without_gc()
-    def state(self, factor: int, unit: str) -> Data:
+    def state(self, factor: int, unit: str, brief: bool = False) -> Data:
         """Return the data that the browser draws.
 
         Args:
             unit: The unit of the times after multiplying by `factor`.
+            brief: Whether it lacks all reasons, which take as long as the rest: those of numbers and gaps, and the
+                critical path.
         """
 
         def clock(times: Iterable[Any]) -> list[Any]:
@@ -255,7 +242,8 @@ class Panel:
         if factor != 1:
             columns = columns | {name: [time * factor for time in columns[name]] for name in ("start", "end")}
         chunks = range(schedule.chunks)
-        gaps = ([rank, *clock((start, end)), why] for rank, start, end, why in self.gaps)
+        gaps = ([rank, *clock((start, end)), why] for rank, start, end, why in (() if brief else self.gaps))
+        most = timeline.peak_activations if schedule.ranks <= MOST_PEAKS else ()
         return {
             "heading": encodable(self.heading),
             "summary": timeline.summary(),
@@ -266,26 +254,26 @@ class Panel:
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "makespan": round((self._floats.end - self._floats.start) * factor, 9),
-            "numbers": self.reasons,
+            "numbers": self._told(brief),
             "boxes": {name: "".join(each) if name == "op" else packed(each) for name, each in columns.items()},
             "needs": {f"{stage}{op}": results for (stage, op), results in self.needs.items()},
             "shades": {op: [[_bytes(shade(op, m, k, len(chunks))) for m in (0, 1)] for k in chunks] for op in COLORS},
             "gaps": [gap for gap in gaps if gap[2] > gap[1]],  # rounding may leave nothing of a gap between floats
             "memory": self._changes,
-            "peaks": [*peaks(self._floats, range(schedule.ranks))] if schedule.ranks <= MOST_PEAKS else [],
+            "peaks": [f"peak {pretty(each)}" for each in most] if brief else [*peaks(self._floats, range(len(most)))],
             "until": float(self.until * factor),
             "cap": None if self.cap is None else float(self.cap),
-            "path": self.path,
+            "path": [] if brief else self.path,
             "pair": self.pair
             and {
                 "heading": encodable(self.pair.heading),
                 "names": list(map(encodable, self.pair.names)),
                 "lines": [
-                    [encodable(name), *panel.reasons]
+                    [encodable(name), *panel._told(brief)]
                     for (name, *_), panel in zip(self.pair.lines, (self, Panel(self.outline or timeline)), strict=True)
                 ],
             },
-            "outline": self.outline and Panel(self.outline).state(factor, unit),
+            "outline": self.outline and Panel(self.outline).state(factor, unit, brief),
         }
 
 
@@ -309,17 +297,24 @@ class Stack:
         bare: Whether memory strips, makespan, bubble and peaks are left out.
         least: The number of activations that a memory strip has space for at least.
         lanes: Whether outlines have lanes of their own.
+        brief: Whether the state lacks all reasons; see `Panel.state`.
     """
 
     panels: Sequence[Panel]
     bare: bool = False
     least: float = 0
     lanes: bool = False
+    brief: bool = False
 
     @cached_property
     def timelines(self) -> list[Timeline]:
         """The timelines of all panels, and their outlines."""
         return [each for panel in self.panels for each in (panel.timeline, panel.outline) if each]
+
+    @property
+    def actions(self) -> int:
+        """The number of all actions that are drawn."""
+        return sum(len(row) for each in self.timelines for row in each.rows)
 
     @cached_property
     def end(self) -> float:
@@ -389,42 +384,10 @@ class Stack:
             "legend": list(self.legend.items()),
             "fills": {op: [_bytes(fill) for fill in fills] for op, fills in self.fills.items()},
             "panels": [
-                panel.state(factor, unit) | {"tall": self.tall} | (BARE if self.bare else {}) for panel in self.panels
+                panel.state(factor, unit, self.brief) | {"tall": self.tall} | (BARE if self.bare else {})
+                for panel in self.panels
             ],
         }
-
-
-def packed(numbers: Sequence[int | float]) -> str:
-    """Return numbers as text that `unpack` in model.js reads: "" if all are 0.
-
-    Each has 8 bytes, or 1, 2 or 4 where all are whole and not negative.
-    """
-    if not any(numbers):
-        return ""
-    whole = set(map(type, numbers)) == {int} and min(numbers) >= 0
-    codes = [code for code in "BHI" if whole and max(numbers) < 1 << 8 * array(code).itemsize]
-    return b64encode(array([*codes, "d"][0], numbers)).decode()
-
-
-def _computing(row: Sequence[Span]) -> Iterable[tuple[Action, Any, Any, int, int]]:
-    """Return the compute actions in a row and their times, each with its place in the row, and its half of a pair."""
-    if isinstance(row, Row) and COMPUTE.issuperset(map(attrgetter("op"), row.actions)):  # in loops in C
-        return zip(row.actions, row.starts, row.ends, count(), repeat(0))
-    return (
-        (single, start, end, step, half)
-        for step, (action, start, end) in enumerate(row)
-        for half, single in (enumerate(action.parts, 1) if action.parts else ((0, action),))
-        if single.op in COMPUTE
-    )
-
-
-def _floats(row: Sequence[Span]) -> Sequence[Span]:
-    """Return a row with floats instead of fractions."""
-    if isinstance(row, Row):
-        return row.floats()
-    if Fraction not in {type(span.end) for span in row}:
-        return row
-    return tuple(Span(each, float(start), float(end)) for each, start, end in row)
 
 
 def _bytes(color: tuple[float, float, float]) -> list[float]:

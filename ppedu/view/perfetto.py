@@ -15,11 +15,12 @@ its own.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from ppedu.core import COMMUNICATION, Action
+from ppedu.core import COMMUNICATION, Action, produces
 from ppedu.sim import Timeline
 from ppedu.sim.per_link import PerLink
 from ppedu.trace.saved import MICROSECONDS, PREFIX
@@ -93,10 +94,23 @@ def _peer(timeline: Timeline, rank: int, action: Action) -> str | None:
     return f"with {receiver if sender == rank else sender}"
 
 
+def sources(panel: Panel) -> list[list[int]]:
+    """Return, for each box of a panel, the indices of the boxes whose results it requires."""
+    made: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # by result: its boxes by microbatch
+    for index, box in enumerate(panel.boxes):
+        for kind, stage, _ in produces(Action(box.stage, box.op, 0)):
+            made[kind, stage][box.microbatch] = index
+    needed = {key: [made[result] for result in results] for key, results in panel.needs.items()}
+    return [
+        [indices[box.microbatch] for indices in needed[box.stage, box.op] if box.microbatch in indices]
+        for box in panel.boxes
+    ]
+
+
 def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:
     """Yield an arrow from the end of each action to the start of the one on another rank that requires its result."""
-    for box, sources in zip(panel.boxes, panel.sources, strict=True):
-        for source in (panel.boxes[index] for index in sources):
+    for box, found in zip(panel.boxes, sources(panel), strict=True):
+        for source in (panel.boxes[index] for index in found):
             if source.rank != box.rank:
                 arrow = {"name": "message", "cat": "message", "id": next(arrows), "pid": pid}
                 # An arrow is attached to the slice that contains its time, so it must begin before its slice ends.

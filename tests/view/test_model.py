@@ -9,7 +9,9 @@ from itertools import pairwise
 import pytest
 
 import ppedu as pp
-from ppedu.view.model import Panel, Stack, packed
+from ppedu.view.label import packed
+from ppedu.view.model import Panel, Stack
+from ppedu.view.perfetto import sources
 
 CASES = [
     pp.simulate(pp.schedule("1f1b", 4, 6)),
@@ -75,7 +77,7 @@ def test_a_box_names_the_boxes_that_it_requires(timeline):
     panel = Panel(timeline)
     last = timeline.schedule.stages - 1
     gradient = {(box.stage, box.microbatch): label(box) for box in panel.boxes if box.op in "BI"}
-    for box, found in zip(panel.boxes, panel.sources, strict=True):
+    for box, found in zip(panel.boxes, sources(panel), strict=True):
         stage, op, m = box.stage, box.op, box.microbatch
         expected = {
             "F": {f"{stage - 1}F{m}"} if stage else set(),
