@@ -6,6 +6,7 @@ import re
 from array import array
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 
 LONGEST = 100  # characters; a picture grows with its longest label
 # What XML cannot hold: control characters, surrogates, and two code points that are not characters.
@@ -29,6 +30,7 @@ def packed(numbers: Sequence[int | float]) -> str:
     """
     if not any(numbers):
         return ""
-    whole = set(map(type, numbers)) == {int} and min(numbers) >= 0
-    codes = [code for code in "BHI" if whole and max(numbers) < 1 << 8 * array(code).itemsize]
-    return b64encode(array([*codes, "d"][0], numbers)).decode()
+    for code in "BHI":
+        with suppress(TypeError, OverflowError):  # not whole, negative, or too large
+            return b64encode(array(code, numbers)).decode()
+    return b64encode(array("d", numbers)).decode()

@@ -213,6 +213,22 @@ def test_the_numbers_of_a_plan_say_where_they_come_from(examples):
         assert 8192 * 32 / seconds == pytest.approx(float(cells["tokens/s"][0].replace(",", "")), rel=1e-3)
 
 
+def test_a_large_picture_comes_before_its_reasons():
+    page = Playground()
+    answer = ask(page, view="compare", inputs={"schedules": "gpipe", "ranks": "32", "microbatches": "160"})
+    (brief,), (row,) = answer["state"]["panels"], answer["state"]["table"][1:]
+    assert answer["brief"] and not brief["gaps"] and not brief["path"]
+    state = ask(page, more=True)["more"]
+    (full,), timeline = state["panels"], page.widget.panels()[0].timeline
+    assert [gap[3] for gap in full["gaps"]] == [gap.why for gap in timeline.gaps()]
+    assert len(full["path"]) == len(timeline.critical_path())
+    assert brief["numbers"] == [text for text, *_ in full["numbers"]] and row[1:4] == [
+        each[0] for each in state["table"][1][1:4]
+    ]
+    assert brief["peaks"] == [text for text, *_ in full["peaks"]] and brief["boxes"] == full["boxes"]
+    assert not ask(page, view="compare", inputs={"schedules": "gpipe"})["brief"]
+
+
 def test_questions_that_the_page_does_not_ask():
     page = Playground()
     for question in ({}, {"view": 1, "inputs": {}}, {"view": "none", "inputs": {}}, {"widget": {"set": {"ranks": 3}}}):
