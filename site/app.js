@@ -3,7 +3,7 @@ import { Python } from "./python.js";
 import { mount, savedName, tableOf, tell } from "./widgets.js";
 
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
-const [tabs, form, shown, status, stop, report] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report"].map(find);
+const [tabs, form, shown, status, stop, report, copied] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report", "#copied"].map(find);
 
 const MOVING = 800; // milliseconds between two changes of a slider that moves, at most
 
@@ -63,6 +63,7 @@ function receive(answer) {
 
 /** @param {any} answer */
 function display(answer) {
+  copied.textContent = "";
   say({ true: "The schedule is legal.", false: "The schedule is not legal: see below." }[String(answer.legal)] ?? "", answer.legal === false);
   find("#first").hidden = true;
   choose(String(answer.view));
@@ -87,7 +88,7 @@ function display(answer) {
   const whole = address().replace("?embed", "");
   find("#whole").setAttribute("href", whole);
   if (widget) widget.figure.address = whole;
-  if (answer.brief) next ??= { more: true };
+  next ??= answer.again ?? null; // unless a reader has gone on
 }
 
 /** Take a link for that of the open view. A slider that moves is one change. @param {string} now */
@@ -107,7 +108,7 @@ function open(to) {
 /** Return the address of the open view. */
 const address = () => `${location.href.split("#")[0]}#${link}`;
 
-/** Return an element with a paragraph, with several lines as they are, or with a table. @param {any} told */
+/** Return an element with a paragraph, with several lines as they are, or with a table, which a click may open. @param {any} told */
 function paragraph(told) {
   const table = told.rows ?? null;
   const lines = typeof told === "string" && told.includes("\n");
@@ -115,7 +116,10 @@ function paragraph(told) {
   if (table) node.className = "ppedu"; // looks as in a widget
   if (table || lines) node.tabIndex = 0; // it may be wider than the page, and then scrolls
   node.append(...(table ? [tableOf(table)] : tell(told)));
-  return node;
+  if (!told.opens) return node;
+  const opened = document.createElement("details");
+  opened.append(Object.assign(document.createElement("summary"), { textContent: String(told.opens) }), node);
+  return opened;
 }
 
 /** Return a link to an example, after a separator if it is not the first. @param {any} each @param {number} place */
@@ -200,11 +204,12 @@ stop.addEventListener("click", () => {
 /** @param {string} id @param {() => string} text */
 function copies(id, text) {
   find(id).addEventListener("click", async () => {
+    find(id).after(copied); // where a reader looks
     try {
       await navigator.clipboard.writeText(text());
-      say("Copied.");
+      copied.textContent = "Copied.";
     } catch {
-      say("The browser does not allow this page to copy.", true);
+      copied.textContent = "The browser does not allow this page to copy.";
     }
   });
 }

@@ -212,7 +212,12 @@ def show_plan(inputs: Inputs) -> Answer:
         except PipelineError as error:
             raise ParseError(str(error).replace(repr(str(path)), "the question")) from None
     found = pp.plan(**{"seconds": LONGEST, **asked})
-    return Answer(Interactive(Panel(found.best.timeline())), of_plan(found), PLAN.format(inputs["question"].strip()))
+    return Answer(Interactive(Panel(found.best.timeline())), of_plan(found), code_of_plan(inputs))
+
+
+def code_of_plan(inputs: Inputs) -> str:
+    """Return the question as Python."""
+    return PLAN.format(inputs["question"].strip())
 
 
 NAMES = tuple(pp.schedules())
@@ -300,12 +305,16 @@ class Playground:
             raise ParseError("the link is from another version of the playground")
         show, fields = VIEWS[view]
         known = {each.name: inputs.get(each.name, each.value) for each in fields} if fields else inputs
+        opened = view != self.view
         self.view, self.inputs, self.widget = view, known, None
+        if opened and view == "plan":  # the search takes seconds; meanwhile, the page shows what is asked
+            return self._answer(Answer(code=code_of_plan(known)), {"view": view, "inputs": known})
         made = show(known)
         self.widget = made.widget
         return self._answer(made)
 
-    def _answer(self, made: Answer) -> dict[str, Any]:
+    def _answer(self, made: Answer, again: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what to show. again: The question that the page asks next, if a reader does not ask another one."""
         _, fields = VIEWS[self.view]
         code = made.code
         if isinstance(made.widget, Explore):
@@ -316,6 +325,7 @@ class Playground:
             code = f"import ppedu as pp\npp.puzzle({given})"
         if made.widget and not isinstance(made.widget, Explore):
             made.widget.brief = made.widget.stack.actions > LARGE
+            again = {"more": True} if made.widget.brief else None
         return {
             "view": self.view,
             "inputs": [
@@ -324,7 +334,7 @@ class Playground:
                 if each.kind != "hidden"
             ],
             "state": made.widget.state() if made.widget else None,
-            "brief": bool(made.widget and made.widget.brief),
+            "again": again,
             "report": made.report,
             "picture": made.picture,
             "legal": made.legal,

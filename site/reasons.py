@@ -12,7 +12,7 @@ from ppedu.sim import Timeline
 from ppedu.view.why import Told, Why, causes, makespan, numbers, why
 from ppedu.zoo.theory import least_makespan
 
-Paragraph = str | Told | dict[str, list[Told]]  # a dict holds the rows of a table
+Paragraph = str | Told | dict[str, str | list[Told]]  # a dict holds the rows of a table, and the words that open it
 PROOFS = {
     "bound": "A formula gives a makespan below which no schedule of this size is possible.",
     "intervals": "Intervals: a solver with a start time for each action showed that no schedule is shorter.",
@@ -46,13 +46,14 @@ def of_entry(entry: Entry, timeline: Timeline) -> list[Paragraph]:
 
 def of_plan(plan: Plan) -> list[Paragraph]:
     """Return a plan with the same words as its text, and a table."""
-    head, *rows = plan.rows(SHOWN)
+    head, *rows = plan.rows(len(plan.choices))
     choices = [each for each in plan.choices if not each.excess]
-    table: list[Told] = [[*head]]
-    for choice, row in zip(choices, rows, strict=False):
+    table: list[Told] = []
+    for choice, row in zip(choices, rows, strict=True):
         table.append([_cell(plan, choice, title, text) for title, text in zip(head, row, strict=True)])
-    report: list[Paragraph] = [f"{plan.size}; {plan.settings}.", {"rows": table}]
-    report += [f"… and {len(choices) - len(rows)} more."] if len(choices) > len(rows) else []
+    report: list[Paragraph] = [f"{plan.size}; {plan.settings}.", {"rows": [[*head], *table[:SHOWN]]}]
+    if rest := table[SHOWN:]:
+        report.append({"opens": f"… and {len(rest)} more", "rows": [[*head], *rest]})
     report += [plan.stages, *(f"{number}. {finding}." for number, finding in enumerate(plan.findings, 1))]
     return [*report, INTERRUPTED] if plan.interrupted else report
 

@@ -621,7 +621,7 @@ def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(playground, folder
     exec(book.cells[1].source, scope)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="copy to embed").click()
-    expect(page.locator("#status")).to_have_text("Copied.")
+    expect(page.locator("#frame + #copied")).to_have_text("Copied.")
     text = page.evaluate("navigator.clipboard.readText()")
     (folder / "article.html").write_text(text)
     page.goto(f"{address}article.html")

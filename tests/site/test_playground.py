@@ -28,8 +28,13 @@ NAMES = [name for name, entry in published().items() if not entry.forward_only]
 
 
 def ask(page, **question):
-    """Return the answer to a question, through the text that the page and the worker exchange."""
-    return json.loads(page.ask(json.dumps(question)))
+    """Return the answer to a question, through the text that the page and the worker exchange.
+
+    If it is the form of a view whose answer takes long, the page asks again.
+    """
+    answer = json.loads(page.ask(json.dumps(question)))
+    again = answer.get("again") or {}
+    return ask(page, **again) if "view" in again else answer
 
 
 @often(1000)
@@ -217,7 +222,7 @@ def test_a_large_picture_comes_before_its_reasons():
     page = Playground()
     answer = ask(page, view="compare", inputs={"schedules": "gpipe", "ranks": "32", "microbatches": "160"})
     (brief,), (row,) = answer["state"]["panels"], answer["state"]["table"][1:]
-    assert answer["brief"] and not brief["gaps"] and not brief["path"]
+    assert answer["again"] == {"more": True} and not brief["gaps"] and not brief["path"]
     state = ask(page, more=True)["more"]
     (full,), timeline = state["panels"], page.widget.panels()[0].timeline
     assert [gap[3] for gap in full["gaps"]] == [gap.why for gap in timeline.gaps()]
@@ -226,7 +231,7 @@ def test_a_large_picture_comes_before_its_reasons():
         each[0] for each in state["table"][1][1:4]
     ]
     assert brief["peaks"] == [text for text, *_ in full["peaks"]] and brief["boxes"] == full["boxes"]
-    assert not ask(page, view="compare", inputs={"schedules": "gpipe"})["brief"]
+    assert not ask(page, view="compare", inputs={"schedules": "gpipe"})["again"]
 
 
 def test_questions_that_the_page_does_not_ask():
