@@ -80,8 +80,11 @@ class Choice:
         return float(mine / others - 1) if others else 0.0
 
     def timeline(self) -> Timeline:
-        """Return the simulation of the step."""
-        return simulate(self.schedule, self.costs)
+        """Return the simulation of the step, with its activations in GB."""
+        costs: Any = self.costs
+        activation, stage_input = ([size / 1e9 for size in sizes] for sizes in (costs.activation, costs.stage_input))
+        gigabytes = replace(costs, activation=activation, stage_input=stage_input, memory_unit="GB")
+        return simulate(self.schedule, gigabytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the schedule and the partition to a file, for `ppedu train --plan`.

@@ -202,7 +202,11 @@ def test_the_examples_show_what_their_words_say(examples):
 
 
 def test_the_numbers_of_a_plan_say_where_they_come_from(examples):
-    rows = examples["Llama 3 70B on 4 × 8 H100"]["report"][1]["rows"]
+    answer = examples["Llama 3 70B on 4 × 8 H100"]
+    rows = answer["report"][1]["rows"]
+    rank, held = re.search(r"rank, (\d+),.* activations ([\d.]+)", " ".join(rows[1][-1][1])).groups()
+    peak, *_ = answer["state"]["panels"][0]["peaks"][int(rank)]
+    assert float(peak.removeprefix("peak ")) == pytest.approx(float(held), abs=0.01), "in GB, as in the table"
     assert len(rows) > 2
     for row in rows[1:]:
         cells = dict(zip(rows[0], row, strict=True))
