@@ -170,11 +170,19 @@ class Panel:
         return list(map(Box._make, zip(*self.columns.values(), strict=True)))
 
     @cached_property
-    def needs(self) -> dict[tuple[int, Op], list[tuple[str, int]]]:
-        """The results that the boxes of a stage and an op require: their kinds and stages."""
+    def needs(self) -> dict[tuple[int, Op], list[tuple[str, int, int]]]:
+        """The results that the boxes of a stage and an op require: their kinds and stages, and 0 for the microbatch.
+
+        Of slices, -1 stands for the slice before, and 1 for the one after, if the sequence has it.
+        """
         placement = self.timeline.schedule.placement
-        kinds = dict.fromkeys(zip(self.columns["stage"], self.columns["op"], strict=True))
-        return {key: [result[:2] for result in requires(Action(*key, 0), placement)] for key in kinds}
+        found: dict[tuple[int, Op], list[tuple[str, int, int]]] = {}
+        for stage, op in zip(self.columns["stage"], self.columns["op"], strict=True):
+            if (stage, op) not in found:
+                middle = 0 if op in (Op.B, Op.I) else placement.slices - 1  # has the neighbor that it may require
+                results = requires(Action(stage, op, middle), placement)
+                found[stage, op] = [(kind, other, m - middle) for kind, other, m in results]
+        return found
 
     @cached_property
     def gaps(self) -> list[tuple[int, Any, Any, str]]:
@@ -215,13 +223,13 @@ class Panel:
 
     @property
     def _changes(self) -> Data:
-        """What the boxes allocate at their start and free at their end, by op and stage, and the unit of both."""
+        """What boxes allocate at their start and free at their end, by stage, op, slice and R, and the unit of both."""
         schedule = self.timeline.schedule
-        changes, ticks = self.timeline.costs.memory_changes(schedule.stages, schedule.ranks, schedule.slices)
-        pairs = {
-            op: [(float(held), float(held if schedule.forward_only else freed)) for held, freed in stages]
-            for op, stages in changes.items()
-        }
+        changes, ticks = self.timeline.costs.memory_changes(schedule)
+        pairs: dict[str, tuple[float, float]] = {}
+        for (op, stage, position, again), (held, freed) in changes.items():
+            key = f"{stage}{op}{position}{'R' if again else ''}"
+            pairs[key] = float(held), float(held if schedule.forward_only else freed)
         return {"changes": pairs, "one": ticks.per_one}
 
     @without_gc()
@@ -253,6 +261,7 @@ class Panel:
             "ranks": schedule.ranks,
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
+            "slices": schedule.slices,
             "makespan": round((self._floats.end - self._floats.start) * factor, 9),
             "numbers": self._told(brief),
             "boxes": {name: "".join(each) if name == "op" else packed(each) for name, each in columns.items()},

@@ -100,11 +100,12 @@ def sources(panel: Panel) -> list[list[int]]:
     for index, box in enumerate(panel.boxes):
         for kind, stage, _ in produces(Action(box.stage, box.op, 0)):
             made[kind, stage][box.microbatch] = index
-    needed = {key: [made[result] for result in results] for key, results in panel.needs.items()}
-    return [
-        [indices[box.microbatch] for indices in needed[box.stage, box.op] if box.microbatch in indices]
-        for box in panel.boxes
-    ]
+    found, slices = [], panel.timeline.schedule.slices
+    for box in panel.boxes:
+        numbers = [(made[kind, stage], box.microbatch + step) for kind, stage, step in panel.needs[box.stage, box.op]]
+        same = [each for each in numbers if each[1] // slices == box.microbatch // slices]  # of one sequence
+        found.append([indices[m] for indices, m in same if m in indices])
+    return found
 
 
 def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:

@@ -16,7 +16,7 @@ from ppedu.core.export import to_deepspeed, to_megatron, to_torch, to_zero_bubbl
 
 SIZES = [(1, 1), (1, 3), (2, 1), (2, 4), (2, 5), (3, 7), (4, 3), (4, 8)]
 TWO_COPIES = {"dualpipe", "gems", "chimera", "bitpipe"}
-SLICED = {"terapipe", "seq1f1b"}
+SLICED = {"terapipe", "seq1f1b", "slimpipe"}
 # The schedules of the zoo that each writer takes. It refuses the others on several ranks with several microbatches.
 TAKEN = {
     to_torch: set(pp.schedules()) - TWO_COPIES - SLICED - {"mario"},

@@ -51,7 +51,7 @@ dist.barrier()
 
 @st.composite
 def schedules(draw):
-    """Draw slices' actions in a random order that respects dependencies, of sequences in 2, 3 or 4 slices; some with R."""
+    """Draw slices' actions in a random order that respects dependencies; some with R."""
     slices, sequences = draw(st.sampled_from([2, 3, 4])), draw(st.integers(1, 2))
     holders = tuple(draw(st.permutations([0, 1, 2, *draw(st.lists(st.integers(0, 2), max_size=3))])))
     placement = Placement("drawn", RANKS, (holders,), slices=slices)

@@ -21,11 +21,34 @@ const gpipe = () =>
       microbatch: packed([0, 1, 0, 1, 0, 1, 0, 1]),
       part: "",
     },
-    needs: { "0F": [], "1F": [["F", 0]], "1B": [["F", 1]], "0B": [["F", 0], ["B", 1]] },
+    slices: 1,
+    needs: { "0F": [], "1F": [["F", 0, 0]], "1B": [["F", 1, 0]], "0B": [["F", 0, 0], ["B", 1, 0]] },
     gaps: [[0, 2, 5, "rank 0 waits"]],
-    memory: { one: 2, changes: { F: [[2, 0], [2, 0]], B: [[0, 2], [0, 2]] } },
+    memory: { one: 2, changes: { "0F0": [2, 0], "1F0": [2, 0], "0B0": [0, 2], "1B0": [0, 2] } },
     outline: null,
   });
+
+test("a slice needs the one before, and its backward the one after, of its own sequence", () => {
+  const timeline = new Timeline({
+    ranks: 1,
+    slices: 2,
+    boxes: {
+      ...Object.fromEntries(["rank", "stage"].map((name) => [name, packed([0, 0, 0, 0, 0, 0])])),
+      start: packed([0, 1, 2, 4, 6, 7]),
+      end: packed([1, 2, 4, 6, 7, 8]),
+      op: "FFBBFR",
+      microbatch: packed([0, 1, 1, 0, 2, 2]),
+      part: "",
+    },
+    needs: { "0F": [["F", 0, -1]], "0B": [["F", 0, 0], ["B", 0, 1]], "0R": [["F", 0, 0]] },
+    gaps: [],
+    memory: { one: 1, changes: { "0F0": [2, 0], "0F1": [3, 0], "0B0": [0, 2], "0B1": [0, 3], "0F0R": [1, 0], "0R0R": [1, 0] } },
+    outline: null,
+  });
+  assert.deepEqual([0, 1, 2, 3, 4].map((i) => timeline.sources(i)), [[], [0], [1], [0, 2], []]);
+  assert.deepEqual([0, 1, 2, 3, 4].map((i) => timeline.users(i)), [[1, 3], [2], [3], [], [5]]);
+  assert.deepEqual(timeline.memory(0)[1], [0, 2, 5, 2, 0, 1, 2]);
+});
 
 test("numbers have four digits, and thousands are separated", () => {
   assert.deepEqual([33, 0.012345, 9999.6, 12345.6].map(pretty), ["33", "0.01235", "10000", "12,346"]);

@@ -41,12 +41,14 @@
  * @property {number} makespan
  * @property {import("./why.js").Part[]} numbers
  * @property {{ op: string } & Record<Column, string>} boxes their ops, a letter for each, and numbers that `unpack` reads
- * @property {Record<string, [string, number][]>} needs by stage and op, such as 2B: the kinds and the stages of the results
- *   that these boxes require
+ * @property {number} slices
+ * @property {Record<string, [string, number, number][]>} needs by stage and op, such as 2B: the kinds and the stages of the
+ *   results that these boxes require, and the steps from their own slice to that of the result
  * @property {Record<Op, [Color, Color][]>} shades by op, chunk and parity of the microbatch
  * @property {[number, number, number, string][]} gaps rank, start, end and the reason
- * @property {{ one: number, changes: Record<Op, [number, number][]> } | null} memory what the boxes of each op and stage
- *   allocate at their start and free at their end, where `one` is one activation; null: memory is not shown
+ * @property {{ one: number, changes: Record<string, [number, number]> } | null} memory what boxes allocate at their start
+ *   and free at their end, where `one` is one activation, by stage, op and slice, such as 2B0, or 2B0R if there is an R;
+ *   null: memory is not shown
  * @property {import("./why.js").Part[]} peaks
  * @property {number} until a time that the axis must reach
  * @property {number | null} cap
@@ -137,6 +139,14 @@ export class Timeline {
     this.places = new Map(); // where `find` finds each action
   }
 
+  /**
+   * The sequence that a slice belongs to; of whole sequences, its microbatch.
+   * @param {number} m
+   */
+  sequence(m) {
+    return Math.floor(m / this.data.slices);
+  }
+
   /** @param {number} i */
   label(i) {
     const { stage, op, microbatch } = this.boxes;
@@ -158,8 +168,12 @@ export class Timeline {
    */
   sources(i) {
     const { stage, op, microbatch } = this.boxes;
-    /** @param {[string, number]} result */
-    const maker = ([kind, from]) => this.find(`${from}${kind}${microbatch[i]}`) ?? (kind === "B" ? this.find(`${from}I${microbatch[i]}`) : undefined);
+    /** @param {[string, number, number]} result */
+    const maker = ([kind, from, step]) => {
+      const m = microbatch[i] + step;
+      if (this.sequence(m) !== this.sequence(microbatch[i])) return undefined;
+      return this.find(`${from}${kind}${m}`) ?? (kind === "B" ? this.find(`${from}I${m}`) : undefined);
+    };
     return this.data.needs[`${stage[i]}${op[i]}`].map(maker).filter((each) => each !== undefined);
   }
 
@@ -170,9 +184,13 @@ export class Timeline {
   users(i) {
     const { stage, op, microbatch } = this.boxes;
     const kind = op[i] === "I" ? "B" : op[i];
-    const those = Object.entries(this.data.needs).filter(([, results]) => results.some(([made, from]) => made === kind && from === stage[i]));
-    const found = those.map(([user]) => this.find(`${user}${microbatch[i]}`)).filter((each) => each !== undefined);
-    return found.toSorted((a, b) => a - b);
+    const found = Object.entries(this.data.needs).flatMap(([user, results]) =>
+      results.filter(([made, from]) => made === kind && from === stage[i]).map(([, , step]) => {
+        const m = microbatch[i] - step;
+        return this.sequence(m) === this.sequence(microbatch[i]) ? this.find(`${user}${m}`) : undefined;
+      }),
+    );
+    return found.filter((each) => each !== undefined).toSorted((a, b) => a - b);
   }
 
   /**
@@ -180,7 +198,7 @@ export class Timeline {
    * @param {number} rank
    */
   memory(rank) {
-    const { start, end, op, stage, part } = this.boxes;
+    const { start, end, op, stage, microbatch, part } = this.boxes;
     if (this.curves[rank] || !this.data.memory) return this.curves[rank] ?? [[0], [0]];
     const { one, changes } = this.data.memory;
     const [times, values] = (this.curves[rank] = [[0], [0]]);
@@ -192,10 +210,16 @@ export class Timeline {
       times.push(time);
       values.push(held / one);
     };
+    const again = this.data.boxes.op.includes("R");
+    /** @param {number} k */
+    const change = (k) => {
+      const recomputed = again && this.find(`${stage[k]}R${microbatch[k]}`) !== undefined;
+      return changes[`${stage[k]}${op[k]}${microbatch[k] % this.data.slices}${recomputed ? "R" : ""}`];
+    };
     for (let i = this.rows[rank]; i < this.rows[rank + 1]; i++) {
       const last = part[i] === 1 ? i + 1 : i;
-      for (let k = i; k <= last; k++) add(start[k], changes[op[k]][stage[k]][0]);
-      for (let k = i; k <= last; k++) add(end[k], -changes[op[k]][stage[k]][1]);
+      for (let k = i; k <= last; k++) add(start[k], change(k)[0]);
+      for (let k = i; k <= last; k++) add(end[k], -change(k)[1]);
       i = last;
     }
     return this.curves[rank];
