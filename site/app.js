@@ -1,6 +1,6 @@
 // The page around the widgets. Python runs in a worker; what it answers is shown here, as text or by a widget.
 import { Python } from "./python.js";
-import { mount, savedName, tableOf, tell } from "./widgets.js";
+import { mount, recall, savedName, setIn, tableOf, tell } from "./widgets.js";
 
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
 const [tabs, form, shown, status, stop, report, copied] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report", "#copied"].map(find);
@@ -11,7 +11,10 @@ const MOVING = 800; // milliseconds between two changes of a slider that moves, 
 const all = [...tabs.querySelectorAll("button")];
 const views = all.map((tab) => tab.dataset.view);
 let shape = ""; // the widget's kind
-let link = location.hash.slice(1); // to the open view, or to the one that opens first
+/** A link's view, and after its first &, what is set in the picture. @param {string} fragment */
+const parts = (fragment) => ({ to: fragment.split("&", 1)[0], set: fragment.split("&").slice(1).join("&") });
+let link = parts(location.hash.slice(1)).to; // to the open view, or to the one that opens first
+let wanted = parts(location.hash.slice(1)).set; // to be set in the picture of the next answer
 let code = "";
 let asked = link !== ""; // whether the address names the view: not before a reader has changed anything
 /** @type {string[]} */ const before = []; // links to what was shown before, for undo
@@ -80,12 +83,14 @@ function display(answer) {
   report.insertAdjacentHTML("beforeend", answer.picture ?? "");
   remember(String(answer.link));
   code = String(answer.code);
-  if (asked) history.replaceState(null, "", `#${link}`);
+  if (widget && wanted) recall(widget.figure, wanted);
+  if (widget) wanted = "";
+  if (asked && parts(location.hash.slice(1)).to !== link) history.replaceState(null, "", `#${link}`);
   asked = true;
   for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
   find("#undo").toggleAttribute("disabled", !before.length);
   find("#playground").classList.add("ready");
-  const whole = address().replace("?embed", "");
+  const whole = `${location.href.split("#")[0].replace("?embed", "")}#${link}`;
   find("#whole").setAttribute("href", whole);
   if (widget) widget.figure.address = whole;
   next ??= answer.again ?? null; // unless a reader has gone on
@@ -102,11 +107,16 @@ function remember(now) {
 /** Open a view by a link, with its inputs. @param {string} to */
 function open(to) {
   delete form.dataset.names; // its values are those of the view before
-  ask({ open: to });
+  const found = parts(to);
+  wanted = found.set;
+  ask({ open: found.to });
 }
 
+/** Return the link to the open view, with what is set in its picture. */
+const linked = () => [link, ...(widget ? [setIn(widget.figure)] : [])].filter(Boolean).join("&");
+
 /** Return the address of the open view. */
-const address = () => `${location.href.split("#")[0]}#${link}`;
+const address = () => `${location.href.split("#")[0]}#${linked()}`;
 
 /** Return an element with a paragraph, with several lines as they are, or with a table, which a click may open. @param {any} told */
 function paragraph(told) {
@@ -216,7 +226,7 @@ function copies(id, text) {
 copies("#share", address);
 copies("#python", () => code);
 copies("#frame", () => {
-  const source = `${location.origin}${location.pathname}?embed#${link}`;
+  const source = `${location.origin}${location.pathname}?embed#${linked()}`;
   return `<iframe src="${source}" width="100%" height="640" title="A pipeline schedule" style="border: 0"></iframe>`;
 });
 find("#notebook").addEventListener("click", () => {
@@ -230,8 +240,9 @@ find("#notebook").addEventListener("click", () => {
   URL.revokeObjectURL(href);
 });
 addEventListener("hashchange", ({ newURL }) => {
-  const wanted = newURL.split("#")[1] ?? ""; // an answer may have changed the address since
-  if (wanted !== link) open(wanted);
+  const to = newURL.split("#")[1] ?? ""; // an answer may have changed the address since
+  if (parts(to).to !== link) open(to);
+  else if (widget && parts(to).set) recall(widget.figure, parts(to).set);
 });
 find("#undo").addEventListener("click", () => {
   const last = before.at(-1);

@@ -228,7 +228,8 @@ def test_every_view_has_a_link_and_no_fault(playground):
         before = page.url
         page.get_by_role("tab", name=name).click()
         page.wait_for_function("before => location.href !== before", arg=before, timeout=60_000)
-        expect(page.locator("#shown .ppedu canvas").first).to_be_visible()
+        expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+        expect(page.locator("#shown .ppedu canvas").first).to_be_visible(timeout=60_000)  # a plan takes seconds
         expect(page.locator("#status:not(.wrong)")).to_have_text(QUIET)
         faults = Axe().run(page).response["violations"]
         assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
@@ -283,6 +284,29 @@ def test_a_change_is_undone(playground):
     playground.get_by_role("button", name="undo").click()
     expect(field).to_have_value("8")
     assert playground.url == first
+
+
+def test_a_copied_link_keeps_what_is_set_in_the_picture(playground):
+    page, drawn = playground, "() => [...document.querySelectorAll('#shown canvas')].map(each => each.toDataURL())"
+    page.get_by_role("tab", name="explore").click()
+    page.get_by_label("color by").select_option("stage")
+    page.get_by_label("critical path").check()
+    page.get_by_role("button", name="zoom in").click()
+    page.locator("#shown .ppedu-panel").press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")  # what has the focus is not in the link
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="copy link").click()
+    page.mouse.move(0, 0)
+    before, link = page.evaluate(drawn), page.evaluate("navigator.clipboard.readText()").partition("#")[2]
+    assert {"color=stage", "path=1", "follow=0.0"} <= {*link.split("&")}
+    page.get_by_role("tab", name="compare").click()
+    expect(page.locator("#shown")).to_contain_text("messages")
+    follow(page, link)
+    expect(page.get_by_label("color by")).to_have_value("stage")
+    expect(page.locator("#shown .ppedu-line")).to_contain_text("Microbatch 0")
+    page.wait_for_timeout(100)
+    assert page.evaluate(drawn) == before
 
 
 def test_a_link_made_in_python_opens_the_same_picture(playground, address):
