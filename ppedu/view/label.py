@@ -1,4 +1,4 @@
-"""What pages hold: text from users, whose names, titles and units may have any character; and packed numbers."""
+"""Text from users, whose names, titles and units may hold any character; and numbers, packed for pages."""
 
 from __future__ import annotations
 

@@ -223,7 +223,10 @@ class Panel:
 
     @property
     def _changes(self) -> Data:
-        """What boxes allocate at their start and free at their end, by stage, op, slice and R, and the unit of both."""
+        """The memory that boxes allocate at their start and free at their end, and its unit.
+
+        By stage, op and slice, such as 2B0, or 2B0R if its forward runs again.
+        """
         schedule = self.timeline.schedule
         changes, ticks = self.timeline.costs.memory_changes(schedule)
         pairs: dict[str, tuple[float, float]] = {}

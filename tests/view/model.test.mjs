@@ -81,7 +81,7 @@ test("a gap ends with the result of another rank", () => {
   assert.equal(timeline.awaited(timeline.gaps[0]), 1);
 });
 
-test("a box is linked to those whose results it requires, and to those that require its own", () => {
+test("a box is linked to the boxes before and after it", () => {
   const timeline = gpipe();
   assert.deepEqual(timeline.sources(2), [0, 6]);
   assert.deepEqual([0, 6, 3].map((i) => timeline.users(i)), [[2, 4], [2], []]);

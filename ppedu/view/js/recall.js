@@ -1,5 +1,5 @@
 // @ts-check
-// What a reader has set in a figure, as a part of an address: the zoom, the colors, the path and the journey.
+// The zoom, the colors, the path and the journey that a reader has set in a figure, as a part of an address.
 
 /** @typedef {import("./figure.js").Figure} Figure */
 
@@ -10,7 +10,7 @@ const controls = ({ root }) => ({
 });
 
 /**
- * What a reader has set, such as from=3&to=9&color=stage&follow=0.5; empty where all is as it was at first.
+ * The settings of a figure, such as from=3&to=9&color=stage&follow=0.5; empty where all is as it was at first.
  * @param {Figure} figure
  */
 export function setIn(figure) {
