@@ -21,6 +21,7 @@ let asked = link !== ""; // whether the address names the view: not before a rea
 let changed = 0; // when the link last changed, in milliseconds
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
 let busy = false;
+/** @type {boolean | null} */ let legal = null; // the schedule that a reader has written
 
 const python = new Python("playground", (slow) => {
   stop.hidden = !slow;
@@ -54,8 +55,10 @@ function receive(answer) {
     say(answer.wrong, true);
     report.replaceChildren(); // what was found before is not about this
   } else if (answer.received) widget?.receive?.(answer.received);
-  else if (answer.more) widget?.update(answer.more);
-  else if (views.includes(answer.view) && /^[\w-]*$/.test(answer.link)) {
+  else if (answer.more) {
+    judge(); // Python is not working any more
+    widget?.update(answer.more);
+  } else if (views.includes(answer.view) && /^[\w-]*$/.test(answer.link)) {
     try {
       display(answer);
     } catch {
@@ -67,7 +70,8 @@ function receive(answer) {
 /** @param {any} answer */
 function display(answer) {
   copied.textContent = "";
-  say({ true: "The schedule is legal.", false: "The schedule is not legal: see below." }[String(answer.legal)] ?? "", answer.legal === false);
+  legal = answer.legal;
+  judge();
   find("#first").hidden = true;
   choose(String(answer.view));
   fields(answer.inputs);
@@ -136,6 +140,11 @@ function paragraph(told) {
 function example([text, to], place) {
   const node = Object.assign(document.createElement("a"), { href: `#${to}`, textContent: String(text) });
   return place ? [" · ", node] : [node];
+}
+
+/** Say whether the schedule of a reader is legal. */
+function judge() {
+  say({ true: "The schedule is legal.", false: "The schedule is not legal: see below." }[String(legal)] ?? "", legal === false);
 }
 
 /** @param {string} text */
