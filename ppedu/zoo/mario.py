@@ -12,24 +12,21 @@ from ppedu.zoo import Facts, register
     "mario",
     facts=Facts(
         "doi.org/10.1145/3710848.3710878, after its abstract; formulas by simulation",
-        # All ranks wait for the last but one, which only waits for its first gradient if it has no more forwards.
         makespan="m*(2*F+B) + (p-2)*(F+B+2*c) + max(0, B+2*c-2*F) if p >= 2 and m >= 3 and 2*c <= 2*F+B",
         peak="1 + min(2*(p-r-1), m-1)*S",
         price="All ranks but the last run every forward twice.",
         used=(
-            "torchgpipe recomputes before the gradient arrives (github.com/kakaobrain/torchgpipe), and so does "
-            "MindSpeed with `--recompute-in-advance` (gitcode.com/Ascend/MindSpeed)."
+            "torchgpipe recomputes before the gradient arrives (github.com/kakaobrain/torchgpipe), as does MindSpeed "
+            "with `--recompute-in-advance` (gitcode.com/Ascend/MindSpeed)."
         ),
     ),
 )
 def mario(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Yield the actions of `rank` in 1F1B with activation checkpointing in the bubble (Liu et al., PPoPP 2025, Mario).
 
-    A rank keeps the input of each microbatch, and runs its forward again (R) just before its backward. Unlike a
-    backward that recomputes, R does not wait for the gradient, so it runs while the rank would be idle. The last rank
-    needs no R: each of its backwards follows its forward. Inputs are small, so forwards can start earlier: the warm-up
-    is twice that of 1F1B, as in ZB-H2, which leaves the least bubble and hides messages. Every rank holds the
-    activations of one microbatch, and the inputs of those in flight.
+    A rank keeps the input of each microbatch, and runs its forward again (R) just before its backward. R does not wait
+    for the gradient, so it fills the bubble. The last rank needs none: its backwards follow their forwards. Inputs are
+    small, so the warm-up can be twice that of 1F1B, as in ZB-H2, which leaves the least bubble and hides messages.
 
     In a timeline: 1F1B with a longer warm-up, and an R before each backward but on the last rank.
     """
