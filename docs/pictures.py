@@ -124,7 +124,7 @@ def bubble_against_memory(figure: Figure) -> None:
     ax.set(xlabel="memory", ylabel="bubble, %", xlim=(0.8, 9.6), ylim=(0, 34), xticks=[2, 4, 6, 8], yticks=[0, 15, 30])
 
 
-SIMPLER = {"10": split_backward, "12": two_streams, "13": bubble_against_memory}
+SIMPLER = {"10": split_backward, "12": two_streams, "14": bubble_against_memory}
 
 
 def animation() -> None:

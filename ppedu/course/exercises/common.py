@@ -69,9 +69,9 @@ def enumerated(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def with_sizes(ranks: int, microbatches: int, *others: int | str) -> str:
-    """Describe a case: "with 4 ranks and 8 microbatches". `others` are numbers of chunks, or any text."""
-    more = (plural(each, "chunk") if isinstance(each, int) else each for each in others)
+def with_sizes(ranks: int, microbatches: int, *others: int | str, cut: str = "chunks") -> str:
+    """Describe a case: "with 4 ranks and 8 microbatches". `others` are numbers of chunks or slices, or any text."""
+    more = (plural(each, cut.removesuffix("s")) if isinstance(each, int) else each for each in others)
     return f"with {enumerated([plural(ranks, 'rank'), plural(microbatches, 'microbatch'), *more])}"
 
 
@@ -167,20 +167,21 @@ def listed(values: Any) -> str:
     return ", ".join(map(str, values))
 
 
-def learner_schedule(generator: Any, ranks: int, microbatches: int, *chunks: int) -> Schedule:
+def learner_schedule(generator: Any, ranks: int, microbatches: int, *pieces: int, cut: str = "chunks") -> Schedule:
     """Build the schedule "yours" from the learner's generator, with the stages dealt out to the ranks in turn.
 
     Args:
-        chunks: the number of stages on a rank, if the generator takes one.
+        pieces: the number of stages on a rank, or of slices of a sequence, if the generator takes one.
+        cut: "chunks" or "slices".
     """
 
-    sizes = ranks, microbatches, *chunks
+    sizes = ranks, microbatches, *pieces
 
-    def order(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Any:
+    def order(rank: int, ranks: int, microbatches: int, chunks: int = 1, slices: int = 1) -> Any:
         return generator(rank, *sizes)
 
-    with own_line(generator, with_sizes(*sizes)):
-        options = {"chunks": chunks[0]} if chunks else {}
+    with own_line(generator, with_sizes(*sizes, cut=cut)):
+        options = {cut: pieces[0]} if pieces else {}
         return build("yours", Registered(order, "loop"), ranks, microbatches, options)
 
 

@@ -20,9 +20,9 @@ from ppedu.course.exercises.common import (
 from ppedu.course.exercises.schedules import (
     PARAMETERS,
     built,
-    longest_wait,
     schedule_exercise,
     warmup,
+    worse_than,
     wrong_schedule,
 )
 from ppedu.sim import Costs, Timeline, simulate
@@ -144,21 +144,7 @@ def _not_the_best_chunks(case: str, chunks: Any, *sizes: Any) -> str | None:
 
 
 def _not_interleaved(case: str, timeline: Timeline, ranks: int, microbatches: int, chunks: int) -> str | None:
-    best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
-    held, allowed = max(timeline.peak_activations), max(best.peak_activations)
-    if held > allowed:
-        rank = timeline.peak_activations.index(held)
-        forwards = plural(warmup(timeline.schedule.orders[rank]), "forward")
-        return (
-            f"{case} your schedule is legal, but rank {rank} holds {pretty(held)} microbatches at its peak, where "
-            f"{pretty(allowed)} would do: it runs {forwards} before its first backward"
-        )
-    if timeline.makespan > best.makespan:
-        return (
-            f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best.makespan)} "
-            f"is possible. {longest_wait(timeline)}"
-        )
-    return None
+    return worse_than(simulate(schedule("interleaved", ranks, microbatches, chunks=chunks)), case, timeline)
 
 
 def _why_stuck(yours: Schedule, fault: str) -> str:
@@ -201,7 +187,7 @@ def _praise(generator: Any) -> str:
 
 EXERCISES = {
     "09.1": Exercise(
-        tried_on(DEALT, PARAMETERS, with_sizes, _not_depth_first, answer_of=built),
+        tried_on(DEALT, [*PARAMETERS, "chunks"], with_sizes, _not_depth_first, answer_of=built),
         "That is depth first. With backwards in the same order, but from the last chunk to the first, it is "
         "interleaved 1F1B: here with three chunks.",
         lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ppedu.core import Action, PipelineError, Schedule
-from ppedu.core.numeric import pretty
+from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises.common import Exercise, learner_schedule, not_legal, tried_on, with_sizes
 from ppedu.sim import Costs, Timeline, simulate, simulate_partial
 from ppedu.view.look import MARK, ROW
@@ -19,7 +20,7 @@ from ppedu.view.look import MARK, ROW
 ACTION = re.compile(r"\b\d+[FBIWR]\d+\b")
 RANK = re.compile(r"\b[Rr]ank (\d+)")
 WAIT = re.compile(r"\b[Rr]ank (\d+) waits ([\d.]+)–([\d.]+)")
-PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
+PARAMETERS = ["rank", "ranks", "microbatches"]
 
 
 class Outline(NamedTuple):
@@ -51,6 +52,24 @@ def longest_wait(timeline: Timeline) -> str:
     return f"Look at the longest wait: {timeline.why_idle(rank, time)}"
 
 
+def worse_than(best: Timeline, case: str, timeline: Timeline) -> str | None:
+    """Explain that a legal schedule holds more than `best`, or takes longer; return None if it does neither."""
+    held, allowed = max(timeline.peak_activations), max(best.peak_activations)
+    if held > allowed:
+        rank = timeline.peak_activations.index(held)
+        forwards = plural(warmup(timeline.schedule.orders[rank]), "forward")
+        return (
+            f"{case} your schedule is legal, but rank {rank} holds {pretty(held)} microbatches at its peak, where "
+            f"{pretty(allowed)} would do: it runs {forwards} before its first backward"
+        )
+    if timeline.makespan > best.makespan:
+        return (
+            f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best.makespan)} "
+            f"is possible. {longest_wait(timeline)}"
+        )
+    return None
+
+
 def schedule_exercise(
     cases: Sequence[tuple[int, ...]],
     fault_of: Callable[..., str | None],
@@ -62,19 +81,21 @@ def schedule_exercise(
     why_illegal: Callable[[Schedule, str], str] = lambda yours, fault: fault,
     nothing: str = "",
     score: Callable[[Any], dict[str, float | None]] | None = None,
+    cut: str = "chunks",
 ) -> Exercise:
     """Return an exercise whose answer is the generator of a schedule.
 
     The schedule must be legal in all cases. A wrong one is drawn, and a right one for the first case.
 
     Args:
-        cases: The arguments for which the answer is checked, after the rank: ranks, microbatches and, if any, chunks.
+        cases: The arguments for which the answer is checked, after the rank: ranks, microbatches and, if any, `cut`.
         fault_of: `fault_of(case, timeline, *sizes)` explains what is wrong with a legal schedule; else None.
         costs: Those of the simulation.
         best, room: As in `wrong_schedule`.
         why_illegal: `why_illegal(yours, fault)` returns the explanation of a schedule that is not legal, from the
             checker's.
         nothing: Added to the explanation of a generator that yields nothing.
+        cut: "chunks" or "slices".
     """
 
     def wrong(case: str, yours: Schedule, *sizes: int) -> str | None:
@@ -83,21 +104,22 @@ def schedule_exercise(
         return fault_of(case, simulate(yours, costs), *sizes)
 
     def reward(generator: Any) -> Timeline:
-        return simulate(learner_schedule(generator, *cases[0]), costs)
+        return simulate(learner_schedule(generator, *cases[0], cut=cut), costs)
 
+    parameters = [*PARAMETERS, cut][: 1 + len(cases[0])]
     return Exercise(
-        tried_on(cases, PARAMETERS[: 1 + len(cases[0])], with_sizes, wrong, answer_of=built),
+        tried_on(cases, parameters, partial(with_sizes, cut=cut), wrong, answer_of=partial(built, cut=cut)),
         praise,
         reward,
         hints,
-        wrong_schedule(cases, costs, best, room),
+        wrong_schedule(cases, costs, best, room, cut),
         score,
     )
 
 
-def built(generator: Any, _: str, *sizes: int) -> Schedule:
+def built(generator: Any, _: str, *sizes: int, cut: str = "chunks") -> Schedule:
     """Build the learner's schedule; an `answer_of` for `tried_on`."""
-    return learner_schedule(generator, *sizes)
+    return learner_schedule(generator, *sizes, cut=cut)
 
 
 def wrong_schedule(
@@ -105,6 +127,7 @@ def wrong_schedule(
     costs: Costs | None = None,
     best: Callable[..., Timeline] | None = None,
     room: Callable[..., int] | None = None,
+    cut: str = "chunks",
 ) -> Callable[[Any, str], None]:
     """Return the `draw_wrong` of an exercise whose answer is the generator of a schedule.
 
@@ -117,11 +140,11 @@ def wrong_schedule(
     """
 
     def draw(answer: Any, wrong: str) -> None:
-        case = next((case for case in cases if with_sizes(*case) in wrong), None)
+        case = next((case for case in cases if with_sizes(*case, cut=cut) in wrong), None)
         if case is None:
             return
         try:
-            yours = simulate_partial(learner_schedule(answer, *case), costs or Costs())
+            yours = simulate_partial(learner_schedule(answer, *case, cut=cut), costs or Costs())
         except PipelineError:  # there is not a schedule that could be drawn
             return
         target = best(*case) if best else None
