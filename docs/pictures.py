@@ -111,6 +111,18 @@ def two_streams(figure: Figure) -> None:
     ax.axis("off")
 
 
+def slices_of_a_sequence(figure: Figure) -> None:
+    """Lesson 13: two long sequences, whole, and in slices."""
+    above, below = figure.subplots(2, 1, sharex=True)
+    for ax, slices, title in ((above, 1, "whole sequences"), (below, 4, "in slices")):
+        for rank, row in enumerate(pp.simulate(pp.schedule("seq1f1b", ranks=4, microbatches=2, slices=slices)).rows):
+            for action, start, end in row:
+                ax.barh(rank, end - start, left=start, height=0.8, color=look.COLORS[action.op], edgecolor="white")
+        ax.set_title(title, loc="left", fontsize=15)
+        ax.invert_yaxis()
+        ax.axis("off")
+
+
 def bubble_against_memory(figure: Figure) -> None:
     """Lesson 14: schedules by memory and bubble, and a place that is still free."""
     ax = figure.subplots()
@@ -124,7 +136,7 @@ def bubble_against_memory(figure: Figure) -> None:
     ax.set(xlabel="memory", ylabel="bubble, %", xlim=(0.8, 9.6), ylim=(0, 34), xticks=[2, 4, 6, 8], yticks=[0, 15, 30])
 
 
-SIMPLER = {"10": split_backward, "12": two_streams, "14": bubble_against_memory}
+SIMPLER = {"10": split_backward, "12": two_streams, "13": slices_of_a_sequence, "14": bubble_against_memory}
 
 
 def animation() -> None:
