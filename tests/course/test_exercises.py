@@ -316,7 +316,7 @@ TAKES = {
     "ranks and microbatches": "03.1 04.2 08.3",
     "forwards and microbatches": "03.2",
     "timeline": "04.3 08.1",
-    "rank, ranks and microbatches": "05.1 05.2 05.3 10.1 10.3 13.1 13.2",
+    "rank, ranks and microbatches": "05.1 05.2 05.3 10.1 10.3 14.1 14.2",
     "me and microbatches": "06.1 06.2 06.4",
     "me, steps and target": "06.3",
     "me and value": "06.5",
@@ -333,6 +333,9 @@ TAKES = {
     "schedule": "12.1",
     "ranks, forward, backward and weight": "12.2",
     "layers": "12.3",
+    "rank, ranks, microbatches and slices": "13.1",
+    "slices and attention": "13.2",
+    "ranks, work and each": "13.3",
     "times and ranks": "15.2",
 }
 

@@ -142,6 +142,7 @@ WRONG["13.2"] = {
     "the cuts": (lambda s, a: halved(s, a)[1:], "your list has 3 numbers; return 4, the length of each slice."),
     "an empty slice": (lambda s, a: [1, *[0] * (s - 1)], "slice 1 has the length 0; each must be longer than 0."),
     "for one attention": (lambda s, a: halved(s, 0.5), "with 2 slices and attention=1, slice "),
+    "not a number": (lambda s, a: [float("nan")] * s, "slice 0 has the length nan; each must be longer than 0."),
     "nothing": (lambda s, a: None, "returns None instead of a list of numbers; is a return missing?"),
     "a number": (lambda s, a: 0.25, "your function returns 0.25 instead of a list of numbers."),
     "a generator": (lambda s, a: (yield 1), "instead of a list of numbers; write return in place of yield."),

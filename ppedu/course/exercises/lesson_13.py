@@ -9,7 +9,7 @@ from typing import Any
 
 from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import plural, pretty
-from ppedu.course.exercises.common import Exercise, call, enumerated, formulas, missing_return, tried_on
+from ppedu.course.exercises.common import Exercise, call, enumerated, formulas, missing_return, too_large, tried_on
 from ppedu.course.exercises.schedules import schedule_exercise, warmup, worse_than
 from ppedu.sim import Timeline, simulate
 from ppedu.sim.lengths import shares_of
@@ -60,7 +60,7 @@ def _cut_named(slices: int, attention: float) -> str:
 def _lengths(function: Any, case: str, slices: int, attention: float) -> list[Any]:
     """Call the learner's function, which should return a number for each slice."""
     answer = call(function, case, slices, attention)
-    if isinstance(answer, (list, tuple)) and all(isinstance(each, Real) for each in answer):
+    if isinstance(answer, (list, tuple)) and all(isinstance(each, Real) and not too_large(each) for each in answer):
         return list(answer)
     wanted = f"instead of a list of numbers{missing_return(answer)}"
     raise SettingError(f"{case} your function returns {answer!r} {wanted}")
@@ -69,7 +69,7 @@ def _lengths(function: Any, case: str, slices: int, attention: float) -> list[An
 def _not_equal_times(case: str, lengths: list[Any], slices: int, attention: float) -> str | None:
     if len(lengths) != slices:
         return f"{case} your list has {plural(len(lengths), 'number')}; return {slices}, the length of each slice"
-    if min(lengths) <= 0:
+    if not min(lengths) > 0:
         empty = lengths.index(min(lengths))
         return f"{case} slice {empty} has the length {pretty(lengths[empty])}; each must be longer than 0"
     if not isclose(total := sum(lengths), 1, rel_tol=1e-6):
@@ -136,7 +136,7 @@ def _best_chunks(ranks: int, work: float, each: float) -> int:
 
 
 def _not_the_best_chunks(case: str, chunks: Any, *sizes: Any) -> str | None:
-    if chunks < 1 or chunks != int(chunks):
+    if not chunks >= 1 or chunks % 1:
         near = "; one of the whole numbers around it is the best" if chunks > 1 else ""
         return f"{case} your function returns {pretty(chunks)}; return a whole number of at least 1{near}"
     best = _best_chunks(*sizes)
