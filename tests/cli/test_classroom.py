@@ -75,7 +75,7 @@ def test_what_is_handed_out_has_no_line_of_a_solution(capsys):
 
 
 def test_the_metadata_is_nbgraders(capsys):
-    assert main(["assignment", "5", "13"]) == 0
+    assert main(["assignment", "5", "14"]) == 0
     for name, count in (("05_1f1b", 3), ("14_design_your_own", 2)):
         cells = read(f"homework/{name}.ipynb")["cells"]
         assert len({cell["id"] for cell in cells}) == len(cells)

@@ -94,7 +94,7 @@ def written(folder, capsys):
     check_answer("16.1", finale().reveal())
     (folder / "progress.txt").open("a").write("15.1 solved ★★ on 2026-01-01\n")
     certificate("Ada Lovelace")
-    assert "3 exercises\nnot verifiable: 14.1, its answer is not in answers.json" in capsys.readouterr().out
+    assert "3 exercises\nnot verifiable: 15.1, its answer is not in answers.json" in capsys.readouterr().out
     return folder / "certificate.json"
 
 
