@@ -28,6 +28,7 @@ from ppedu.core import (
     Schedule,
     ScheduleError,
     SettingError,
+    U,
     W,
     align,
     check,
@@ -38,15 +39,16 @@ from ppedu.core import (
     recompute,
     strip,
 )
-from ppedu.sim import Costs, Span, Timeline, simulate
+from ppedu.sim import Costs, Span, Timeline, simulate, versions
 from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"
 
-__all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "R", "Schedule", "Span", "Timeline", "W"]
+__all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "R", "Schedule", "Span", "Timeline"]
+__all__ += ["U", "W"]
 __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
 __all__ += ["align", "check", "label", "lower", "merge_backward", "recompute", "shrink", "simulate", "strip", "verify"]
-__all__ += ["register", "schedule", "schedules"]
+__all__ += ["register", "schedule", "schedules", "versions"]
 __all__ += [
     "compare",
     "differences",

@@ -19,6 +19,7 @@ from ppedu.core.actions import (
     I,
     Op,
     R,
+    U,
     W,
     overlap,
 )
@@ -33,6 +34,6 @@ from ppedu.core.schedule import Schedule, require_schedule, suggest_placement
 
 __all__ = ["COMMUNICATION", "COMPUTE", "OVERLAP", "RECEIVE", "SEND", "TOWARDS", "TRAFFIC", "WAITS"]
 __all__ += ["Action", "B", "CommunicationError", "F", "I", "Op", "ParseError", "PipelineError", "Placement"]
-__all__ += ["Problem", "R", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "W"]
+__all__ += ["Problem", "R", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "U", "W"]
 __all__ += ["align", "check", "label", "lower", "merge_backward", "overlap", "produces", "recompute", "replay"]
 __all__ += ["require_schedule", "requires", "strip", "suggest_placement", "table", "without_waits"]

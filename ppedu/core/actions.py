@@ -5,6 +5,9 @@
                           I for the input, W for the weights
     2R0                   … its forward again, for its backward (activation checkpointing): until then, stage 2 keeps
                           only the input of a microbatch that has an R in the order
+    2U3                   stage 2's optimizer steps with the gradients of microbatch 3, and of all before it that no U
+                          has used; later forwards use the new weights, and a backward those of its forward. In orders
+                          without U, the optimizer steps once, after the end
     1SEND_F3  2RECV_F3    stage 1 sends the output of its forward of microbatch 3, stage 2 receives it
     3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
     2WAIT_RECV_F3         stage 2 waits for a message that was posted before: the rank went on after its 2RECV_F3;
@@ -14,7 +17,7 @@
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
 The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
-here, and so do WAIT_RECV and R.
+here, and so do WAIT_RECV, R and U.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class Op(str, Enum):
     I = "I"  # noqa: E741 (the usual letter for it)
     W = "W"
     R = "R"
+    U = "U"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
@@ -56,7 +60,7 @@ class Op(str, Enum):
     __hash__ = str.__hash__  # Enum's own is a Python function, and schedules hash many thousands of actions
 
 
-COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.U})
 SEND = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
 COMMUNICATION = SEND | RECEIVE
@@ -94,7 +98,7 @@ class Action(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether it is a forward, run once or again, a backward, half of one, or a pair; no message, no sharding."""
+        """Whether it is a forward, run once or again, a backward, half of one, an update or a pair; no message."""
         return self.op in COMPUTE or self.op in OVERLAP
 
     def __str__(self) -> str:
@@ -218,6 +222,11 @@ def W(stage: int, microbatch: int) -> Action:
 def R(stage: int, microbatch: int) -> Action:
     """Return a forward that runs again from its input, so that its backward has its activations: `R(2, 0)` is 2R0."""
     return Action(stage, Op.R, microbatch)
+
+
+def U(stage: int, microbatch: int) -> Action:
+    """Return the step of a stage's optimizer with all gradients up to this microbatch's: `U(2, 3)` is 2U3."""
+    return Action(stage, Op.U, microbatch)
 
 
 def batch(messages: Iterable[Action]) -> Action:

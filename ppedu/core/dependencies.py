@@ -28,9 +28,9 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
     """Return the results that an action waits for.
 
     A forward requires the activation of the stage before; a backward its own forward and the gradient of the stage
-    after; a weight backward its own input backward; a forward that runs again its first run; an overlapped pair what
-    its parts require. In a lowered schedule a result of another rank must have been received, and before that sent. A
-    wait requires its message to be posted.
+    after; a weight backward its own input backward; a forward that runs again its first run; an update the
+    last backward that it steps with; an overlapped pair what its parts require. In a lowered schedule a result of
+    another rank must have been received, and before that sent. A wait requires its message to be posted.
     The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
     that of the slice after, which adds to the gradients of these.
     """
@@ -54,7 +54,7 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
         if lowered and "RECV_B" in placement.links[placement.copy(microbatch)][stage]:
             return (*own, ("RECV_B", stage, microbatch))
         return (*own, ("B", stage + 1, microbatch))
-    if op == "W":
+    if op in ("W", "U"):
         return (("B", stage, microbatch),)
     if op == "R":
         return (("F", stage, microbatch),)
@@ -96,7 +96,7 @@ def posting(receive: Action) -> Result:
 
 
 # The kinds of results, and the other actions, in the order of their numbers.
-KINDS = ("F", "B", "I", "W", "R", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
+KINDS = ("F", "B", "I", "W", "R", "U", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import NamedTuple
 
-from ppedu.core.actions import COMPUTE, OVERLAP, RECEIVE, Action, Op, R
+from ppedu.core.actions import COMPUTE, OVERLAP, RECEIVE, Action, Op, R, U
 from ppedu.core.checking import check
 from ppedu.core.csv_format import DEEPSPEEDS, NODES
 from ppedu.core.errors import ScheduleError, SettingError
@@ -49,12 +49,12 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
         path: Also write the text to this file.
 
     Raises:
-        SettingError: `schedule` is not a Schedule, has no actions, an R, batches of messages or waits for receives, or
-            runs two copies of the model, which torch cannot.
+        SettingError: `schedule` is not a Schedule, has no actions, an R or a U, batches of messages or waits for
+            receives, or runs two copies of the model, which torch cannot.
         PipelineError: The file cannot be written.
     """
     _require_one_copy("to_torch", schedule, "torch's schedules")
-    _require_no_r(schedule, "torch's schedules")
+    _require_neither_r_nor_u(schedule, "torch's schedules")
     orders: list[list[Action]] = []
     for order in schedule.orders:
         known = (action.parts if action.op == Op.OVERLAP_B_F else [action] for action in order)
@@ -103,7 +103,7 @@ def to_zero_bubble(schedule: Schedule) -> list[list[Node]]:
             whose backward is in halves at some stages only, or stages that go neither round the ranks nor down and up.
         ScheduleError: It is not legal.
     """
-    _require("to_zero_bubble", schedule, "zero-bubble's nodes", COMPUTE - {Op.R}, ["loop", "v"])
+    _require("to_zero_bubble", schedule, "zero-bubble's nodes", COMPUTE - {Op.R, Op.U}, ["loop", "v"])
     backwards = {(action.microbatch, action.op) for order in schedule.orders for action in order}
     if mixed := [microbatch for microbatch, op in backwards if op == Op.B and (microbatch, Op.I) in backwards]:
         raise SettingError(
@@ -183,20 +183,25 @@ def _require_one_copy(what: str, schedule: Schedule, form: str) -> None:
         raise SettingError(f"{schedule!r} has no actions; there is nothing to export")
 
 
-def _require_no_r(schedule: Schedule, form: str) -> None:
-    """Raise SettingError if a forward of `schedule` runs again as an action of its own."""
+def _require_neither_r_nor_u(schedule: Schedule, form: str) -> None:
+    """Raise SettingError if a forward of `schedule` runs again as an action of its own, or its optimizer steps so."""
     if schedule.recomputed:
         again = R(*min(schedule.recomputed))
         raise SettingError(
             f"{schedule!r} has {again}; in {form}, only a backward runs its forward again — take the schedule without "
             "R, such as 1f1b for mario, and recompute with torch.utils.checkpoint"
         )
+    if schedule.updated:
+        raise SettingError(
+            f"{schedule!r} has {U(*min(schedule.updated))}; in {form}, the optimizer steps once, after the end — take "
+            "the schedule without U, such as 1f1b for pipedream"
+        )
 
 
 def _require(what: str, schedule: Schedule, form: str, ops: Collection[Op], places: Sequence[str]) -> None:
     """Raise SettingError unless `form` has the ops and the placement of `schedule`; ScheduleError if it is illegal."""
     _require_one_copy(what, schedule, form)
-    _require_no_r(schedule, form)
+    _require_neither_r_nor_u(schedule, form)
     if other := next((action for action in chain(*schedule.orders) if action.op not in ops), None):
         if other.op in OVERLAP:
             reason = f"{form} have no pairs — take a schedule without, such as 1f1b for 1f1b-overlap"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
 
-from ppedu.core.actions import RECEIVE, SEND, Action, B, Op, R
+from ppedu.core.actions import RECEIVE, SEND, Action, B, Op, R, U
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
@@ -49,6 +49,8 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
     if schedule.replay.blocked:
         schedule.validate()
+    if fsdp and schedule.updated:
+        raise SettingError(f"{schedule!r} has {U(*min(schedule.updated))}; sharded weights are updated at the end")
     orders = _with_messages(schedule)
     if fsdp:
         require_count("resident", resident)

@@ -23,12 +23,12 @@ class Problem(NamedTuple):
 
     Attributes:
         index: The position in the rank's order, None if the action is missing.
-        kind: "range" (no such stage, microbatch or peer, or a backward or an R in a forward-only schedule), "rank" (not
+        kind: "range" (no such stage, microbatch or peer, or a backward, R or U in a forward-only schedule), "rank" (not
             this rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before
-            a dependency on the same rank, or an R after its backward), "deadlock" (ranks that wait for each other in a
-            cycle), "message" (received in another order than sent, or needless), "sharding" (weights not gathered, or
-            twice), "buffer" (filled while another microbatch uses it), "unknown" (a deadlock or not, as the transport
-            decides).
+            a dependency on the same rank, or an R or a U that is too late), "deadlock" (ranks that wait for each other
+            in a cycle), "message" (received in another order than sent, or needless), "sharding" (weights not gathered,
+            or twice), "buffer" (filled while another microbatch uses it), "unknown" (a deadlock or not, as the
+            transport decides).
         message: The problem in a sentence.
         cycle: Of a deadlock, the rank and the position of each action that waits.
     """
@@ -45,6 +45,7 @@ class Problem(NamedTuple):
 
 
 FORWARD_MESSAGES = (Op.SEND_F, Op.RECV_F)
+NO_UPDATE = " is an update, which schedules without backwards or with two copies of the model cannot have"
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
@@ -98,6 +99,7 @@ class _Inspection:
             yield from self._sharding(rank)
         yield from self._missing()
         yield from self._recomputed()
+        yield from self._updated()
         yield from self._never_summed()
         if self.schedule.lowered:
             yield from self._received_out_of_order()
@@ -296,6 +298,28 @@ class _Inspection:
                 if at == rank and first < index:
                     why = f" comes after {backward} (position {self.at(rank, first)}), which it is for; put it before"
                     yield self._problem(rank, index, "order", why, again)
+
+    def _updated(self) -> Iterator[Problem]:
+        """Yield updates before or after their gradients, and stages whose last gradients get no update."""
+        updated, end = self.schedule.updated, self.schedule.microbatches
+        unused = {stage: 0 for stage in range(self.schedule.stages) if updated}  # by stage: the first without an update
+        for rank, index in sorted(self.places[Action(s, Op.U, m)] for s, m in updated if s in unused and 0 <= m < end):
+            stage, _, microbatch, _ = self.schedule.orders[rank][index]
+            if self.schedule.forward_only or self.placement.copies > 1:
+                yield self._problem(rank, index, "range", NO_UPDATE)
+            if microbatch < unused[stage]:
+                yield self._problem(rank, index, "order", f" must come before {stage}U{unused[stage] - 1} or nowhere")
+            for m in range(unused[stage], microbatch + 1):
+                for late in (Action(stage, op, m) for op in (Op.B, Op.W)[m == microbatch :]):  # it requires its own B
+                    if self.places.get(late, (rank, -1)) > (rank, index):
+                        why = f" steps with the gradient of {late}, which only comes later; put it behind {late}"
+                        yield self._problem(rank, index, "order", why)
+            unused[stage] = max(microbatch + 1, unused[stage])
+        for stage, m in unused.items():
+            if m < end and not self.schedule.forward_only and self.placement.copies == 1:
+                rank, last = self.placement.rank(stage), Action(stage, Op.U, end - 1)
+                why = f"{last} is never run: no update uses the gradients from microbatch {m} on"
+                yield Problem(rank, None, last, "missing", f"rank {rank}: {why}")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent.

@@ -129,14 +129,23 @@ class Schedule:
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose forward runs again, as an R in the orders."""
-        if Op.R not in self._ops:
+        return self._numbered_as(Op.R)
+
+    @cached_property
+    def updated(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches with a U in the orders; see `ppedu.versions`."""
+        return self._numbered_as(Op.U)
+
+    def _numbered_as(self, op: Op) -> frozenset[tuple[int, int]]:
+        """Return the stages and microbatches of an op."""
+        if op not in self._ops:
             return frozenset()
-        return frozenset((each.stage, each.microbatch) for each in chain(*self.orders) if each.op is Op.R)
+        return frozenset((each.stage, each.microbatch) for each in chain(*self.orders) if each.op is op)
 
     @property
     def plain(self) -> bool:
-        """Whether sequences are whole and nothing is recomputed, so that any program can run the schedule."""
-        return self.slices == 1 and not self.recomputed
+        """Whether sequences are whole, without R and U, so that any program can run the schedule."""
+        return self.slices == 1 and not self.recomputed and not self.updated
 
     @property
     def waits(self) -> bool:

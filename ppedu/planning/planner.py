@@ -288,7 +288,7 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule.
 
     Raises:
-        SettingError: It recomputes.
+        SettingError: It recomputes, or updates its weights before the end.
         ScheduleError: It is not legal.
         Exception: Whatever its generator raises.
     """
@@ -300,6 +300,8 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     schedule.validate()
     if schedule.recomputed:
         raise SettingError(f"{name!r} recomputes (R), which plans do where memory is short; take 1f1b, say, without R")
+    if schedule.updated:
+        raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
     if shared:
         _ALIVE[key] = schedule
     return schedule

@@ -1,6 +1,6 @@
 """Simulation: when everything happens. A schedule and costs come in; a timeline, and reasons for its length, come out.
 
-Read it in this order: costs, lengths, clock, simulation, timeline, steps, why, reorder. `fit` gets costs from
+Read it in this order: costs, lengths, clock, simulation, versions, timeline, steps, why, reorder. `fit` gets costs from
 timelines, `partition` divides layers into stages, `prefill` is for inference, `verify` for continuous integration, and
 `shrink` explains what it rejects.
 """
@@ -9,5 +9,7 @@ from ppedu.sim.costs import Costs, require_costs
 from ppedu.sim.rows import Span
 from ppedu.sim.simulation import simulate, simulate_partial
 from ppedu.sim.timeline import Gap, Timeline
+from ppedu.sim.versions import Versions, versions
 
-__all__ = ["Costs", "Gap", "Span", "Timeline", "require_costs", "simulate", "simulate_partial"]
+__all__ = ["Costs", "Gap", "Span", "Timeline", "Versions"]
+__all__ += ["require_costs", "simulate", "simulate_partial", "versions"]

@@ -113,4 +113,4 @@ def _of_slices(times: dict[Op, list[Any]], schedule: Schedule, costs: Costs) -> 
         return tuple([*map(plain, each)] * (schedule.microbatches // slices))
 
     growing = {**times, Op.I: times[Op.B], Op.W: [0] * schedule.stages}
-    return {op: [*map(table, times[op], growing[op])] for op in times}
+    return {op: times[op] if op is Op.U else [*map(table, times[op], growing[op])] for op in times}

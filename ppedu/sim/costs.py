@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Size = Number | Sequence[Number]  # of a share, or of each stage
 Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
-TIMES = ("forward", "backward", "input", "weight", "overlap")
+TIMES = ("forward", "backward", "input", "weight", "overlap", "update")
 
 # From an op, a stage, a slice, and whether that has an R in the order, to the memory that it allocates, and frees.
 Changes = dict[tuple[Op, int, int, bool], tuple[Any, Any]]
@@ -78,6 +78,7 @@ class Costs:
             for each. A stream carries its messages one by one, or batch by batch, in the order in which the rank
             reaches them, and a message needs the streams of both ranks. So a receive that is posted early blocks the
             messages after it. Only for lowered schedules.
+        update: The time of U.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -100,6 +101,7 @@ class Costs:
     transport: str = "buffered"
     attention: Number = 0
     lengths: Sequence[Number] = ()
+    update: Cost = 0
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
@@ -108,7 +110,7 @@ class Costs:
         require_instance("recompute", self.recompute, bool, "True or False")
         for name, depth in DEPTHS.items():
             cost = _python(getattr(self, name))
-            if cost is None and name in TIMES and name != "forward":
+            if cost is None and name in TIMES and name not in ("forward", "update"):
                 continue  # it has a default
             if name in ("latency", "transfer"):
                 cost = of_links(name, cost)
@@ -228,7 +230,7 @@ class Costs:
     def durations(
         self, stages: int, ranks: int, microbatches: int | None = None, slices: int = 1
     ) -> dict[Op, list[Any]]:
-        """Return the times of F, B, I, W and R in each stage; arguments and errors as for `per_stage`.
+        """Return the times of F, B, I, W, R and U in each stage; arguments and errors as for `per_stage`.
 
         Those of slices are means; `attention` and `lengths` are left to the clock.
 
@@ -263,7 +265,8 @@ class Costs:
         if self.recompute:
             b = in_each(add, b, f)
             i = in_each(add, i, f)
-        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w, Op.R: f}
+        u = self.per_stage(self.update, stages, ranks, microbatches)  # whole, whatever the slices
+        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w, Op.R: f, Op.U: u}
 
     def memory_changes(self, schedule: Schedule) -> tuple[Changes, Ticks]:
         """Return the memory that actions allocate at their start and free at their end, and its unit.

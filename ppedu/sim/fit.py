@@ -15,7 +15,7 @@ from ppedu.sim.per_link import Link
 from ppedu.sim.rows import Span
 from ppedu.sim.timeline import Timeline
 
-NAMES = {Op.F: "forward", Op.R: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+NAMES = {Op.F: "forward", Op.R: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight", Op.U: "update"}
 SAME = 1e-9  # latencies that differ by at most this are one number
 
 

@@ -31,11 +31,14 @@ def reorder(timeline: Timeline) -> Timeline:
     """Return the fastest timeline found for the same actions on the same ranks at the same costs.
 
     No rank's activations have a higher peak than in `timeline`. Overlapped pairs stay pairs; messages and sharding are
-    dropped. If no faster order is found, the order does not change. Latency is ignored, so the costs should have 0.
+    dropped. If no faster order is found, the order does not change, nor if it has a U: forwards before and after it use
+    other weights. Latency is ignored, so the costs should have 0.
     """
     schedule, costs = strip(timeline.schedule), replace(timeline.costs, transport="buffered")
     if schedule != timeline.schedule:
         timeline = simulate(schedule, costs)
+    if schedule.updated:
+        return timeline
     tasks = Tasks(schedule, costs)
     turns = (min(TURN[single.op] for single in action.singles) for action in tasks.actions)
     backwards_first = list(zip(turns, tasks.path, strict=True))

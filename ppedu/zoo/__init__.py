@@ -26,6 +26,7 @@ FAMILIES = (
     "chimera",
     "sliced",
     "mario",
+    "asynchronous",
 )
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

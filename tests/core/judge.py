@@ -10,9 +10,9 @@ from typing import Any
 
 from stepper import paired
 
-from ppedu import Action, B, F, I, Op, Placement, R, Schedule, W
+from ppedu import Action, B, F, I, Op, Placement, R, Schedule, U, W
 
-COMPUTE = ("F", "B", "I", "W", "R")
+COMPUTE = ("F", "B", "I", "W", "R", "U")
 MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
@@ -26,13 +26,15 @@ def needs(single, stages):
         return [("half", stage, m)]
     if op == "R":
         return [("kept", stage, m)]
+    if op == "U":
+        return []  # see updates_wrongly
     return [("kept", stage, m), *([("gradient", stage + 1, m)] if stage < stages - 1 else [])]
 
 
 def gives(single):
     """Return the values that a compute action produces. The gradient of a stage is the gradient of its input."""
     stage, op, m = single[:3]
-    made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "W": (), "R": ()}
+    made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "W": (), "R": (), "U": ()}
     return [(what, stage, m) for what in made[op]]
 
 
@@ -80,8 +82,8 @@ def incomplete(schedule, rank):
         for stage in range(schedule.stages):
             if schedule.placement.rank(stage, m) == rank:
                 halves = (I, W) if left[I(stage, m)] or left[W(stage, m)] else (B,)
-                again = (R,) if left[R(stage, m)] else ()
-                left.subtract([make(stage, m) for make in (F, *halves, *again)])
+                extra = [make for make in (R, U) if left[make(stage, m)]]
+                left.subtract([make(stage, m) for make in (F, *halves, *extra)])
     return any(left.values())
 
 
@@ -90,6 +92,24 @@ def recomputes_too_late(schedule, rank):
     singles = [single for action in schedule.orders[rank] for single in action.singles]
     begun = {single[::2]: index for index, single in reversed([*enumerate(singles)]) if single.op in ("B", "I")}
     return any(single.op == "R" and begun.get(single[::2], index) < index for index, single in enumerate(singles))
+
+
+def updates_wrongly(schedule, rank):
+    """Return whether an update lacks gradients, some or all, or a gradient of this rank has no update."""
+    if not any(action.op == "U" for order in schedule.orders for action in order):
+        return False
+    held = {stage for stage in range(schedule.stages) if schedule.placement.rank(stage) == rank}
+    waiting = {stage: set(range(schedule.microbatches)) for stage in held}  # the gradients that no update has used
+    made = {stage: set() for stage in held}
+    for stage, op, m, _ in (single for action in schedule.orders[rank] for single in action.singles):
+        if stage in held and op in ("B", "W"):
+            made[stage].add(m)
+        if stage in held and op == "U":
+            wanted = {each for each in waiting[stage] if each <= m}
+            if not wanted or not wanted <= made[stage]:
+                return True
+            waiting[stage] -= wanted
+    return schedule.placement.copies > 1 or any(waiting.values())
 
 
 def sharded_wrongly(schedule, rank):
@@ -127,7 +147,7 @@ def some_summed(schedule, judged):
 def legal(schedule, ranks=None, rendezvous=False):
     """Return whether `ppedu.check` should find no problems."""
     judged = range(schedule.ranks) if ranks is None else ranks
-    wrongs = (incomplete, recomputes_too_late, sharded_wrongly, waits_wrongly)
+    wrongs = (incomplete, recomputes_too_late, updates_wrongly, sharded_wrongly, waits_wrongly)
     if any(wrong(schedule, rank) for wrong in wrongs for rank in judged):
         return False
     if some_summed(schedule, judged):
@@ -452,6 +472,21 @@ def recompute(random, schedule):
             spots = {each: at for at, action in enumerate(order) for each in action.singles}
             end = min(spots[make(stage, m)] for make in (B, I) if make(stage, m) in spots)
             order.insert(random.randint(spots[F(stage, m)] + 1, end), R(stage, m))
+        orders.append(order)
+    return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
+
+
+def update(random, schedule):
+    """Return the legal schedule with updates of each stage, anywhere after the backwards that they step with."""
+    orders = []
+    for order in map(list, schedule.orders):
+        for stage in sorted({single.stage for action in order for single in action.singles if single.op == "F"}):
+            least, last = 0, schedule.microbatches - 1
+            for m in [*sorted(random.sample(range(last), random.randint(0, last))), last]:
+                spots = {each: at for at, action in enumerate(order) for each in action.singles}
+                made = [spots[each(stage, k)] + 1 for k in range(m + 1) for each in (B, W) if each(stage, k) in spots]
+                least = random.randint(max([least, *made]), len(order)) + 1
+                order.insert(least - 1, U(stage, m))
         orders.append(order)
     return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stepper import paired
 
 from ppedu import Action, B, F, Op, Placement, Schedule
+from ppedu.core import COMPUTE
 
 
 def often(examples):
@@ -79,9 +80,7 @@ def shuffled_schedules():
 
 actions = st.deferred(lambda: compute | messages | sharding | overlapped)
 _numbers = st.integers(0, 10**6)
-compute = st.builds(
-    lambda *fields: Action(*fields), _numbers, st.sampled_from([Op.F, Op.B, Op.I, Op.W, Op.R]), _numbers
-)
+compute = st.builds(lambda *fields: Action(*fields), _numbers, st.sampled_from(sorted(COMPUTE)), _numbers)
 messages = st.builds(
     lambda *fields: Action(*fields), _numbers, st.sampled_from([Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B]), _numbers
 )

@@ -17,12 +17,14 @@ from ppedu.core.export import to_deepspeed, to_megatron, to_torch, to_zero_bubbl
 SIZES = [(1, 1), (1, 3), (2, 1), (2, 4), (2, 5), (3, 7), (4, 3), (4, 8)]
 TWO_COPIES = {"dualpipe", "gems", "chimera", "bitpipe"}
 SLICED = {"terapipe", "seq1f1b", "slimpipe"}
+OWN = {"mario", "pipedream", "pipedream-2bw"}  # with actions that no other program has
 # The schedules of the zoo that each writer takes. It refuses the others on several ranks with several microbatches.
 TAKEN = {
-    to_torch: set(pp.schedules()) - TWO_COPIES - SLICED - {"mario"},
+    to_torch: set(pp.schedules()) - TWO_COPIES - SLICED - OWN,
     to_megatron: {"naive", "gpipe", "1f1b", "interleaved"},
     to_zero_bubble: set(pp.schedules())
-    - {"1f1b-overlap", "interleaved-overlap", "dualpipev", "mario"}
+    - {"1f1b-overlap", "interleaved-overlap", "dualpipev"}
+    - OWN
     - TWO_COPIES
     - SLICED,
     to_deepspeed: {"naive", "1f1b"},

@@ -35,12 +35,13 @@ randoms = st.randoms(use_true_random=True)  # one seed per example, because an e
 
 def zoo(torchs=False):
     """Return every published schedule, or those that torch can run."""
-    return [each for each in MADE if not torchs or (each.placement.copies == 1 and not each.recomputed)]
+    return [each for each in MADE if not torchs or (each.placement.copies == 1 and not each.recomputed | each.updated)]
 
 
 def ways(schedule):
-    """Yield the schedule lowered with early and with late receives, with and without sharding."""
-    for receive, options in itertools.product(("early", "late"), ({}, {"fsdp": True, "resident": 2})):
+    """Yield the schedule lowered with early and with late receives, with and without sharding if possible."""
+    sharded = [] if schedule.updated else [{"fsdp": True, "resident": 2}]
+    for receive, options in itertools.product(("early", "late"), ({}, *sharded)):
         yield lower(schedule, receive, **options)
 
 
@@ -92,7 +93,7 @@ def test_the_judge_agrees_about_random_and_mutated_schedules(kind, random):
 @given(st.sampled_from(zoo()), randoms)
 @often(300)
 def test_the_judge_agrees_about_mutated_schedules_of_the_zoo(schedule, random):
-    lowered = lower(schedule, random.choice(["early", "late"]), random.random() < 0.5)
+    lowered = lower(schedule, random.choice(["early", "late"]), random.random() < 0.5 and not schedule.updated)
     for each in (schedule, lowered):
         agree(judge.mutate(random, each), rendezvous=random.random() < 0.5)
 
@@ -295,7 +296,8 @@ def test_a_message_has_a_unique_label_for_both_ranks():
 @pytest.mark.parametrize("resident", [1, 2, 3])
 def test_at_most_resident_stages_are_gathered_at_once(resident):
     for schedule in zoo():
-        require_at_most_gathered(schedule, resident)
+        if not schedule.updated:
+            require_at_most_gathered(schedule, resident)
 
 
 def require_at_most_gathered(schedule, resident):

@@ -60,6 +60,8 @@ def run_schedule(
     """
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
+    if schedule.updated:
+        raise SettingError(f"{schedule.name} updates its weights before the end (U), and nothing here keeps older ones")
     if placement.copies > 1 or placement.slices > 1:
         what = "two copies of the model" if placement.copies > 1 else "slices of sequences"
         raise SettingError(f"{schedule.name} trains {what}, and nothing here adds up their gradients")

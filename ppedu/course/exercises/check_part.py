@@ -245,7 +245,7 @@ def loss_and_norm(my: Any, rank: int, ranks: int) -> Iterator[str]:
 
 
 def any_schedule(my: Any, rank: int, ranks: int) -> Iterator[str]:
-    """Run every published schedule with one copy of the model, whole sequences and no R, at a small size."""
+    """Run every published schedule with one copy of the model, whole sequences, no R and no U, at a small size."""
     for name in published():
         for microbatches in (ranks, 2 * ranks, 4 * ranks):
             try:
