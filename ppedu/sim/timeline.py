@@ -16,6 +16,7 @@ from ppedu.core import TRAFFIC, Action, Schedule, SettingError, hooks, require_s
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
 from ppedu.sim.rows import Row, Span
+from ppedu.sim.versions import versions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -253,14 +254,16 @@ class Timeline:
     def summary(self) -> str:
         """Return one line: the schedule, its size, makespan, bubble and peak activations.
 
-        If the times were not simulated, it starts with their source: "measured 1f1b, 4 ranks, …".
+        If the times were not simulated, it starts with their source: "measured 1f1b, 4 ranks, …". If weights are updated
+        in between, it ends with their versions, which do not count as activations.
         """
         schedule, peaks = self.schedule, self.peak_activations
         source = "" if self.source == "simulated" else f"{self.source} "
+        weights = f", {versions(schedule)}" if schedule.updated and not schedule.problems else ""
         return (
             f"{source}{schedule.name}, {schedule.size}: "
             f"makespan {pretty(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
-            f"peak activations {pretty(max(peaks), self.costs.memory_unit)}"
+            f"peak activations {pretty(max(peaks), self.costs.memory_unit)}{weights}"
         )
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ppedu.core import Op, Schedule, require_schedule
+from ppedu.core.numeric import plural
 
 
 class Versions(NamedTuple):
@@ -27,6 +28,10 @@ class Versions(NamedTuple):
         """By stage and microbatch, the updates between its forward and the one that uses its gradient."""
         rows = zip(self.stepped, self.used, strict=True)
         return tuple(tuple(to - at for to, at in zip(*row, strict=True)) for row in rows)
+
+    def __str__(self) -> str:
+        late = max(map(max, self.staleness))
+        return f"{plural(max(self.held), 'version')} of the weights, gradients up to {plural(late, 'update')} late"
 
 
 def versions(schedule: Schedule) -> Versions:

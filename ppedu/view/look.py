@@ -5,13 +5,14 @@ from __future__ import annotations
 from ppedu.core import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
-COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f", Op.R: "#6fa8f5"}
+COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f", Op.R: "#6fa8f5", Op.U: "#8c5230"}
 NAMES = {
     Op.F: "forward",
     Op.B: "backward",
     Op.I: "backward for the input",
     Op.W: "backward for the weights",
     Op.R: "forward again",
+    Op.U: "update of the weights",
 }
 MEMORY = "#a99cc4"
 MARK = "#d62f2f"  # an action that differs, or memory above its limit

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ppedu.core import SEND, Op, Schedule, SettingError
 from ppedu.core.numeric import plural, pretty, ratio
-from ppedu.sim import Timeline
+from ppedu.sim import Timeline, versions
 from ppedu.view.label import encodable
 from ppedu.zoo import theory
 from ppedu.zoo.facts import LETTERS
@@ -93,6 +93,8 @@ def peak(timeline: Timeline, text: str | None = None) -> Why:
     words = [f"The most memory that activations take at once on any rank. {_life(timeline)}", *found.words]
     if 1 < len(held) <= LISTED:
         words.insert(2, f"By rank: {', '.join(map(pretty, held))}.")
+    if timeline.schedule.updated and not timeline.schedule.problems:
+        words.append(f"Weights do not count: {versions(timeline.schedule)}.")
     return found._replace(text=encodable(text or pretty(held[first], timeline.costs.memory_unit)), words=words)
 
 

@@ -8,6 +8,8 @@ from strategies import often
 
 import ppedu as pp
 from ppedu import B, Costs, F, ScheduleError, SettingError, U, W, simulate, versions
+from ppedu.sim import simulate_partial
+from ppedu.view.why import peak
 from ppedu.zoo import theory
 
 randoms = st.randoms(use_true_random=False)
@@ -123,3 +125,15 @@ def test_a_slice_does_not_share_an_update():
 def test_formulas_are_those_of_1f1b():
     for name in ("pipedream", "pipedream-2bw"):
         assert theory.idle(name, 4, 8).value == theory.idle("1f1b", 4, 8).value
+
+
+def test_a_timeline_says_how_many_versions_there_are_and_how_late_gradients_are():
+    said = "4 versions of the weights, gradients up to 3 updates late"
+    timeline = simulate(pp.schedule("pipedream", 4, 8))
+    assert timeline.summary().endswith(f"peak activations 4, {said}")
+    assert peak(timeline).words[-1] == f"Weights do not count: {said}."
+    said = "2 versions of the weights, gradients up to 1 update late"
+    assert simulate(pp.schedule("pipedream-2bw", 4, 8)).summary().endswith(said)
+    part = pp.Schedule("mine", pp.schedule("1f1b", 1, 1).placement, 1, [["0F0", "0U0", "0B0"]])
+    assert simulate_partial(part, Costs()).summary().endswith("peak activations 1")
+    assert "version" not in simulate(pp.schedule("1f1b", 4, 8)).summary()
