@@ -91,7 +91,13 @@ class Emulation:
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
         optimizer = None if barrier else PostValidation(torch.optim.SGD([{"params": []}]))  # no weights
         self.pipeline = Pipeline(
-            schedule, stages, lambda *_: torch.zeros(()), group, timeout=timeout, optimizer=optimizer
+            schedule,
+            stages,
+            lambda *_: torch.zeros(()),
+            group,
+            timeout=timeout,
+            optimizer=optimizer,
+            optimizers={stage: torch.optim.SGD([{"params": []}]) for stage in stages} if schedule.updated else None,
         )
         if self.pipeline.validation:
             self.pipeline.validation.settle = self._settle  # type: ignore[method-assign]

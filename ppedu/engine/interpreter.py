@@ -26,6 +26,7 @@ from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.ranks.versions import allow_two_streams, profiling
 from ppedu.engine.sharded import Shards
 from ppedu.engine.stages.stage import Stage, as_tuple
+from ppedu.engine.updates import Weights
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
@@ -38,6 +39,7 @@ class Context:
     rank: int
     device: torch.device
     stages: Mapping[int, Stage]
+    updates: Mapping[int, Weights]
     handlers: Mapping[Op, Handler]
     messages: Messages
     gradients: GradientSync
@@ -80,6 +82,9 @@ class Step:
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
         self._streams: dict[Action, torch.cuda.Stream] = {}
         self._profiled = profiling()
+        self._updates = context.updates if training else {}
+        for weights in self._updates.values():
+            weights.begin()
         self.messages.begin()
         if context.variable_shapes:
             self.messages.forget_layouts()
@@ -219,6 +224,9 @@ class Step:
         self.stages[action.stage].backward_weight(action.microbatch)
         self.context.shards.end_backward(action.stage)
 
+    def update(self, action: Action) -> None:
+        self.context.updates[action.stage].update()
+
     def overlapped(self, action: Action) -> None:
         """Run both parts: one after the other on a CPU; on a GPU at the same time, each on a stream of its own.
 
@@ -260,7 +268,8 @@ class Step:
     def _run(self, action: Action) -> None:
         """Run an action: its handler, if there is one, or the built-in behavior."""
         # Without a profiler, record_function would cost 10 µs an action. A trace shows an action as "PP:2F0".
-        with record_function(f"PP:{action}") if self._profiled else NOTHING:
+        weights = self._updates.get(action.stage)
+        with record_function(f"PP:{action}") if self._profiled else NOTHING, weights.of(action) if weights else NOTHING:
             if handler := self.context.handlers.get(action.op):
                 handler(action, self)
             else:
@@ -299,6 +308,7 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.I: Step.backward,
     Op.W: Step.backward_weight,
     Op.R: Step.forward_again,
+    Op.U: Step.update,
     Op.OVERLAP_F_B: Step.overlapped,
     Op.OVERLAP_B_F: Step.overlapped,
     Op.SEND_F: Step.send,

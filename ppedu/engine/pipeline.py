@@ -51,6 +51,7 @@ from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
 from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss, require_past
 from ppedu.engine.torchs import from_torch
+from ppedu.engine.updates import Optimizers, find_updates
 from ppedu.sim import Timeline
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
@@ -99,6 +100,11 @@ class Pipeline:
             of a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the
             inputs, or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises
             an error instead of training its batch; call it again.
+        optimizers: for a schedule with updates (U), such as pipedream: by stage of this rank, an optimizer with its
+            weights to train. A U steps it with the parts of the batch's loss that are its microbatches', and clears the
+            gradients; a backward has the weights of its forward, as `ppedu.versions` counts them. One call of `step` is
+            many updates, and the pipeline is empty between two calls. There are no replicas, ties, sharded weights and
+            loss_scale, buffers have no versions, and a loss that is not finite is found when the call ends.
         timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
         debug: state in each message what it is, and detect tensors that are written to after they were sent.
 
@@ -120,6 +126,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         seed: int | None = None,
         optimizer: PostValidation | None = None,
+        optimizers: Optimizers | None = None,
         timeout: float = 60.0,
         debug: bool = False,
     ):
@@ -158,6 +165,9 @@ class Pipeline:
         self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
         require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
         self.validation = Validation(optimizer, self.control, self.gradients) if optimizer else None
+        self.updates = find_updates(schedule, self.stages, optimizers)
+        if self.updates and (replicas or tied or optimizer):
+            raise SettingError(f"{schedule!r} updates weights within a step; leave out replicas, tied and optimizer")
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
@@ -350,6 +360,8 @@ class Pipeline:
         try:
             require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
             require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
+            if self.updates and loss_scale != 1:
+                raise SettingError("a schedule with updates steps with gradients as they are; leave out loss_scale")
             batch = Batch.cut(inputs, targets, keywords, microbatches // slices, self.batching, stage_keywords)
             if slices > 1:
                 batch = batch.sliced(slices, self.batching)
@@ -554,6 +566,8 @@ class Pipeline:
         problems = shards.problems(self.program.lowered, self.gradients.replicas)
         if self.sharded and self.validation:
             problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
+        if self.sharded and self.updates:
+            problems.append("sharded weights have no versions; take a schedule without U")
         self.control.require_none(problems, purpose)
         with self.control.required_for(purpose):
             differences = self.gradients.initial_differences(partial(self.control.exchange, purpose=purpose))
@@ -564,6 +578,7 @@ class Pipeline:
             rank=self.group.rank,
             device=self.device,
             stages=self.stages,
+            updates=self.updates,
             handlers=self.handlers,
             messages=self.messages,
             gradients=self.gradients,

@@ -254,8 +254,8 @@ class Timeline:
     def summary(self) -> str:
         """Return one line: the schedule, its size, makespan, bubble and peak activations.
 
-        If the times were not simulated, it starts with their source: "measured 1f1b, 4 ranks, …". If weights are updated
-        in between, it ends with their versions, which do not count as activations.
+        If the times were not simulated, it starts with their source: "measured 1f1b, 4 ranks, …". If weights are
+        updated in between, it ends with their versions, which do not count as activations.
         """
         schedule, peaks = self.schedule, self.peak_activations
         source = "" if self.source == "simulated" else f"{self.source} "

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from functools import cache, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 # Nested tuples, lists and dicts, as torch itself goes through them.
@@ -139,6 +140,15 @@ def unpack_hook(saved: Any) -> Any:
 def version(tensor: torch.Tensor) -> int:
     """Return the number that autograd counts up with every change of the tensor in place."""
     return tensor._version
+
+
+@contextmanager
+def keep_version_counters(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let autograd overlook changes of these tensors in place."""
+    with ExitStack() as stack:
+        for tensor in tensors:
+            stack.enter_context(_unsafe_preserve_version_counter(tensor))
+        yield
 
 
 def allow_two_streams() -> None:
