@@ -52,7 +52,7 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
     fixed = run | {
         "schedules": [best.schedule.name],
         "partition": [len(pieces) for pieces in best.partition],
-        "microbatches": best.schedule.microbatches,
+        "microbatches": best.microbatches,
     }
 
     def seconds(slowness: float) -> float:

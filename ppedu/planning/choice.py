@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from ppedu.planning.layout import letters_of
 from ppedu.planning.machine import EXCHANGED, Machine
 from ppedu.planning.partition import Cutting
 from ppedu.planning.pieces import SECONDS, Piece, Pieces
+from ppedu.planning.slices import mean
 from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.sim.per_link import Link
 from ppedu.zoo.registry import options_of
@@ -65,9 +66,16 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The schedule's name, with its chunks if there are several, and with recomputation."""
-        chunks = f", {self.schedule.chunks} chunks" if self.schedule.chunks > 1 else ""
-        return f"{self.schedule.name}{chunks}{', recomputing' if self.recompute else ''}"
+        """The schedule's name, with its chunks and slices if there are several, and with recomputation."""
+        schedule = self.schedule
+        several = {"chunks": schedule.chunks, "slices": schedule.slices}
+        cut = "".join(f", {count} {what}" for what, count in several.items() if count > 1)
+        return f"{schedule.name}{cut}{', recomputing' if self.recompute else ''}"
+
+    @property
+    def microbatches(self) -> int:
+        """The microbatches of a step, whole ones if the schedule cuts them into slices."""
+        return self.schedule.microbatches // self.schedule.slices
 
     @property
     def whole(self) -> Number:
@@ -76,7 +84,7 @@ class Choice:
 
     def longer(self, other: Choice) -> float:
         """Return by what fraction a microbatch takes longer than with another choice, the end of the step included."""
-        mine, others = (each.whole / each.schedule.microbatches for each in (self, other))
+        mine, others = (each.whole / each.microbatches for each in (self, other))
         return float(mine / others - 1) if others else 0.0
 
     def timeline(self) -> Timeline:
@@ -95,9 +103,11 @@ class Choice:
         schedule = self.schedule
         saved = {
             "schedule": schedule.name,
-            "options": {"chunks": schedule.chunks} if "chunks" in options_of(schedule.name) else {},
+            "options": {
+                name: getattr(schedule, name) for name in ("chunks", "slices") if name in options_of(schedule.name)
+            },
             "ranks": schedule.ranks,
-            "microbatches": schedule.microbatches,
+            "microbatches": self.microbatches,
             "recompute": self.recompute,
             "cut": [len(each) for each in self.partition],
         }
@@ -166,6 +176,7 @@ class Workload:
             gradients, 3 also the weights.
         blocking: Whether a rank cannot compute while it sends and receives.
         barrier: Whether ranks wait for each other between steps.
+        slices: By the numbers of slices that schedules may cut sequences into, the pieces of each slice.
     """
 
     pieces: Pieces
@@ -175,11 +186,15 @@ class Workload:
     zero: int = 0
     blocking: bool = False
     barrier: bool = True
+    slices: Mapping[int, Sequence[Pieces]] = field(default_factory=dict)
 
     @cached_property
-    def delays(self) -> Number | dict[Link, Number]:
-        """The time of a message: one number, or one for each link of the ranks."""
-        return self.machine.delays(self.ranks, self.pieces.message, self.pieces.unit, self.pieces.gpus)
+    def delays(self) -> dict[int, Number | dict[Link, Number]]:
+        """The time of a message, by the number of slices: one number, or one for each link of the ranks."""
+        sizes = {1: self.pieces, **{count: slices[0] for count, slices in self.slices.items()}}
+        return {
+            count: self.machine.delays(self.ranks, each.message, each.unit, each.gpus) for count, each in sizes.items()
+        }
 
     def holders(self, schedule: Schedule) -> int:
         """Return how many GPUs hold the same weights."""
@@ -196,13 +211,25 @@ class Workload:
     ) -> Cutting:
         """Return the search for a schedule's partition. limit: Bytes of a GPU, by default the machine's."""
         memory = self.machine.memory if limit is None else limit
-        pieces = self._gathering(schedule) if self.zero == 3 else self.pieces
+        slices = self.slices.get(schedule.slices, (self.pieces,))
+        if self.zero == 3:
+            slices = [self._gathering(each, schedule) for each in slices]
         pieces = replace(
-            pieces,
+            mean(slices),
             bytes_per_weight=self._shared(self.holders(schedule)),
             expert_bytes=self._shared(self.expert_holders(schedule)),
         )
-        return Cutting(schedule, pieces, memory, self.delays, recompute, self.blocking, self.barrier, until)
+        return Cutting(
+            schedule,
+            pieces,
+            memory,
+            self.delays[schedule.slices],
+            recompute,
+            self.blocking,
+            self.barrier,
+            until,
+            tuple(slices) if schedule.slices > 1 else (),
+        )
 
     def _shared(self, holders: int) -> tuple[Number, Number, Number]:
         """Return the bytes per parameter on each of the GPUs that hold it: weights, gradients, optimizer."""
@@ -213,13 +240,13 @@ class Workload:
         weights, gradients, optimizer = sizes
         return weights, gradients, optimizer
 
-    def _gathering(self, schedule: Schedule) -> Pieces:
+    def _gathering(self, pieces: Pieces, schedule: Schedule) -> Pieces:
         """Return the pieces if weights are gathered for each use, and gradients are summed up, while a GPU computes.
 
         Each then takes as long as the longer of the two. Two pieces are whole in memory at a time: the one that
         computes, and the next.
         """
-        pieces, holders = self.pieces, self.holders(schedule)
+        holders = self.holders(schedule)
         bandwidth = self.machine.among(self.replicas * self.ranks * pieces.gpus)
         if holders == 1 or not bandwidth:
             return pieces
@@ -247,12 +274,13 @@ class Workload:
         after = self.after(simulate(schedule, found.costs(cuts)), found.parameters(cuts), found.experts(cuts))
         seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]
         tokens = mfu = None
+        microbatches = schedule.microbatches // schedule.slices
         if pieces.tokens and seconds:
-            tokens = pieces.tokens * schedule.microbatches * self.replicas / seconds
+            tokens = pieces.tokens * microbatches * self.replicas / seconds
         if pieces.flops and self.machine.peak:
             gpus = self.ranks * pieces.gpus
             peak = self.machine.peak * self.machine.speedup(pieces.precision)
-            mfu = float(pieces.flops * schedule.microbatches / (seconds * peak * gpus))
+            mfu = float(pieces.flops * microbatches / (seconds * peak * gpus))
         return Choice(
             schedule,
             tuple(range(begin, end) for begin, end in pairwise(cuts)),
@@ -301,15 +329,18 @@ class Workload:
                     sent += count * (holders - 1) / holders / (EXCHANGED * bandwidth) / second
                 read += 2 * count * (weights + gradients + optimizer) / (holders if self.zero else 1)
             begins.append(max(0, at_begin * sent - _first_forward(row)))
-            reduced = max(0, at_end * sent - (timeline.makespan - _last_backward(row)))
+            reduced = max(0, at_end * sent - (timeline.makespan - _last_backward(row, schedule.slices)))
             ends.append(reduced + read / machine.memory_bandwidth / second)
         return max(begins) + max(ends)
 
 
-def _last_backward(row: Sequence[Span]) -> Number:
-    """Return when a rank starts the first backward of its last microbatch."""
+def _last_backward(row: Sequence[Span], slices: int) -> Number:
+    """Return when a rank starts the first backward of its last microbatch, or of this one's first slice.
+
+    Gradients are not complete before: the backwards of slices run from the last one to the first.
+    """
     singles = [(single, span.start) for span in row for single in span.action.singles if single.op in (Op.B, Op.I)]
-    last = max((single.microbatch for single, _ in singles), default=0)
+    last = max((single.microbatch for single, _ in singles), default=0) // slices * slices
     return min((start for single, start in singles if single.microbatch == last), default=0)
 
 

@@ -1,9 +1,11 @@
-"""The peak memory of each rank for any partition of the model, without a simulation."""
+"""What each rank keeps at its peak and what it runs, for any partition of the model, without a simulation."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from itertools import chain
 from operator import mul, sub
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -11,10 +13,24 @@ from weakref import WeakKeyDictionary
 from ppedu.core import Op, Schedule
 from ppedu.core.numeric import Number
 
+NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}  # of the times of pieces
 Held = tuple[int, ...]
-# For each stage of a rank, the bytes of a microbatch's activations, and those that I frees; and the bytes of one input.
-Sizes = tuple[Sequence[Any], Sequence[Any], Number]
 Answer = TypeVar("Answer")
+
+
+class Sizes(NamedTuple):
+    """The bytes of what a rank keeps. If sequences are cut, those of a slice in place of a microbatch.
+
+    Args:
+        whole, freed: By the rank's stages: of a microbatch's activations, and those of them that I frees.
+        message: Of one input.
+        keys: By the rank's stages, of the keys and values of whole sequences, if these are cut into slices.
+    """
+
+    whole: Sequence[Any]
+    freed: Sequence[Any]
+    message: Number = 0
+    keys: Sequence[Any] = ()
 
 
 def once(function: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -34,8 +50,10 @@ def once(function: Callable[..., Answer]) -> Callable[..., Answer]:
 class InFlight(NamedTuple):
     """The activations that a schedule keeps at its peaks. They depend on the order of actions, not on their times.
 
-    A rank's activations are counted in microbatches: of all its stages, the inputs that are kept for recomputation;
-    then for each stage the microbatches whose W (or B) has not ended; then, if I frees something, for each stage the
+    A rank's activations are counted in microbatches, or slices: of all its stages, the inputs that are kept for
+    recomputation; then, if sequences are cut, for each stage the sequences whose keys and values it keeps, from the
+    first slice's forward to its backward, and those whose gradients it sums, from the last slice's backward on; then
+    for each stage the microbatches whose W (or B) has not ended; then, if I frees something, for each stage the
     microbatches whose I (or B) has not ended.
 
     Attributes:
@@ -50,8 +68,7 @@ class InFlight(NamedTuple):
 
     def peak(self, rank: int, sizes: Sizes) -> tuple[Held, Any]:
         """Return what a rank holds at its peak, and its bytes."""
-        _, freed, _ = sizes
-        peaks, each = self.freeing[rank] if self.freeing and any(freed) else self.peaks[rank], self._each(sizes)
+        peaks, each = self.freeing[rank] if self.freeing and any(sizes.freed) else self.peaks[rank], self._each(sizes)
         bytes_of = [sum(map(mul, held, each)) for held in peaks]
         most = max(bytes_of)
         return peaks[bytes_of.index(most)], most
@@ -62,8 +79,8 @@ class InFlight(NamedTuple):
 
     def _each(self, sizes: Sizes) -> list[Any]:
         """Return the bytes of a microbatch for each count."""
-        whole, freed, message = sizes
-        return [message, *map(sub, whole, freed), *freed] if self.freeing else [message, *whole]
+        whole, freed, message, keys = sizes
+        return [message, *keys, *map(sub, whole, freed), *freed] if self.freeing else [message, *keys, *whole]
 
 
 @once
@@ -75,23 +92,29 @@ def in_flight(schedule: Schedule, recompute: bool) -> InFlight:
     restored = (1, -1) if recompute else (0, 0)
     started = {Op.F: (0, 1) if recompute else (1, 0), Op.B: restored, Op.I: restored, Op.W: (0, 0)}
     ended = {Op.F: (), Op.B: (0, 1), Op.I: (1,), Op.W: (0,)}  # which of a stage's two counts an end reduces
+    slices = schedule.slices
     peaks, freeing = [], []
     for mine, order in zip(stages, schedule.orders, strict=True):
-        place = {stage: 1 + index for index, stage in enumerate(mine)}
-        held = [0] * (1 + 2 * len(mine))
+        cut = len(mine) if slices > 1 else 0  # counts of keys and values
+        place = {stage: 1 + cut + index for index, stage in enumerate(mine)}
+        held = [0] * (1 + cut + 2 * len(mine))
         seen: set[Held] = set()
         for action in order:
             singles = [single for single in action.singles if single.op in started]
-            for stage, op, _, _ in singles:
+            for stage, op, number, _ in singles:
                 whole, inputs = started[op]
                 held[0] += inputs
                 held[place[stage]] += whole
                 held[place[stage] + len(mine)] += whole
+                if cut and number % slices == (0 if op is Op.F else slices - 1):
+                    held[place[stage] - cut] += op is not Op.W
             seen.add(tuple(held))
-            for stage, op, _, _ in singles:
+            for stage, op, number, _ in singles:
                 for count in ended[op]:
                     held[place[stage] + count * len(mine)] -= 1
-        peaks.append(_largest(each[: 1 + len(mine)] for each in seen))
+                if cut and op in (Op.B, Op.I) and number % slices == 0:
+                    held[place[stage] - cut] -= 2
+        peaks.append(_largest(each[: 1 + cut + len(mine)] for each in seen))
         if split:
             freeing.append(_largest(seen))
     return InFlight(stages, tuple(peaks), tuple(freeing))
@@ -104,3 +127,26 @@ def _largest(held: Iterable[Held]) -> tuple[Held, ...]:
         if not any(all(a <= b for a, b in zip(one, other, strict=True)) for other in kept):
             kept.append(one)
     return tuple(kept)
+
+
+@once
+def counts_of(schedule: Schedule) -> list[dict[int, Counter[str]]]:
+    """Return for each rank how often it runs which op of which stage."""
+    found = []
+    for order in schedule.orders:
+        counts: dict[int, Counter[str]] = {}
+        for single in chain.from_iterable(action.singles for action in order):
+            counts.setdefault(single.stage, Counter())[NAMES[single.op]] += 1
+        found.append(counts)
+    return found
+
+
+@once
+def ends_of(schedule: Schedule) -> list[tuple[int, int | None]]:
+    """Return for each rank: the stage of its first action; and that of its last one if this sends a gradient on."""
+    found: list[tuple[int, int | None]] = []
+    for order in schedule.orders:
+        singles = [*order[0].singles, *order[-1].singles] if order else []
+        last = singles[-1].stage if singles and singles[-1].op in (Op.B, Op.I) else None
+        found.append((singles[0].stage if singles else 0, last))
+    return found

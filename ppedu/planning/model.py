@@ -213,16 +213,17 @@ class Model:
         """The parameters of the head that are the embedding's."""
         return self.vocabulary * self.width if self.tied else 0
 
-    def layer_flops(self, sequence: int) -> tuple[float, float, float]:
-        """Return the FLOPs of F, I and W of a layer for one sequence.
+    def layer_flops(self, sequence: int, past: int = 0) -> tuple[float, float, float]:
+        """Return the FLOPs of F, I and W of a layer for one sequence, or for a slice with `past` tokens before it.
 
         A matrix takes 2 FLOPs per weight and token in each of F, I and W. Attention takes 2 · `sequence` FLOPs per
         token and number of a query, half of the products being masked, and twice as many in I; it has no weights,
-        so it adds nothing to W (arXiv 2205.05198, appendix A, which counts the masked half, too).
+        so it adds nothing to W (arXiv 2205.05198, appendix A, which counts the masked half, too). Nothing is masked of
+        the products with `past` tokens.
         """
         visited = self.active + self.shared if self.experts else 1
         matrices = self.attention.matrices + visited * self.perceptron + self.width * self.experts
-        attention = float(sequence * self.attention.scored)
+        attention = float((sequence + 2 * past) * self.attention.scored)
         per_token = 2 * matrices + attention, 2 * matrices + 2 * attention, 2 * matrices
         return per_token[0] * sequence, per_token[1] * sequence, per_token[2] * sequence
 
@@ -230,13 +231,13 @@ class Model:
         """Return the FLOPs of the head for one sequence, in each of F, I and W."""
         return 2.0 * sequence * self.width * self.vocabulary
 
-    def flops(self, sequence: int) -> float:
-        """Return the FLOPs of the model for one sequence, forward and backward, as it needs them in training.
+    def flops(self, sequence: int, past: int = 0) -> float:
+        """Return the FLOPs of the model for one sequence or slice, forward and backward, as it needs them in training.
 
         The backward takes twice the forward's.
         """
-        dense = self.dense * self.first.layer_flops(sequence)[0] if self.dense else 0
-        layers = (self.layers - self.dense + self.predictions) * self.layer_flops(sequence)[0]
+        dense = self.dense * self.first.layer_flops(sequence, past)[0] if self.dense else 0
+        layers = (self.layers - self.dense + self.predictions) * self.layer_flops(sequence, past)[0]
         joined = self.predictions * 4.0 * sequence * self.width**2
         return 3 * (dense + layers + joined + (1 + self.predictions) * self.head_flops(sequence))
 

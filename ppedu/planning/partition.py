@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise
 from math import comb
-from operator import add, mul
+from operator import mul
 from random import Random
 from typing import Any
 
-from ppedu.core import Op, Schedule
+from ppedu.core import Schedule
 from ppedu.core.numeric import Number, ratio
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
-from ppedu.planning.memory import InFlight, in_flight, once
+from ppedu.planning.memory import InFlight, Sizes, counts_of, ends_of, in_flight
 from ppedu.planning.pieces import TIMES, Pieces
 from ppedu.planning.presets import machine_named
+from ppedu.planning.slices import equal
 from ppedu.sim import Costs, simulate
 from ppedu.sim.partition import by_cost
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
 Held = tuple[Cuts, ...]  # by a rank's stages, the first piece of each, and the end of its pieces
-NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}  # of the times of pieces
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
 SHAKEN = 2, 3  # random moves between two climbs, at least and at most
 MOST_TRIED = 4000  # all partitions are tried if they are no more than these
@@ -38,6 +38,8 @@ class Cutting:
     """The search for a partition of `pieces` into the stages of a schedule.
 
     Attributes:
+        pieces: At the size of a microbatch or, if the schedule cuts sequences into slices, of their mean.
+        slices: The pieces of each slice of a sequence, in their order; () if all are alike.
         limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
         blocking: Whether a rank cannot compute while it sends and receives.
         barrier: Whether ranks wait for each other between steps. Without, a step takes as long as its longest rank,
@@ -57,6 +59,7 @@ class Cutting:
     blocking: bool = False
     barrier: bool = True
     until: float = math.inf
+    slices: tuple[Pieces, ...] = ()
     best: Cuts = ()
     proven: bool = False
     spent: int = 0
@@ -67,9 +70,12 @@ class Cutting:
     @cached_property
     def sums(self) -> dict[str, list[Any]]:
         """For each number of a piece, its sums over the pieces before each cut."""
-        pieces = self.pieces.pieces
-        names = (*TIMES, "weights", "experts", "activation", "freed", "logits", "freed_logits")
-        return {name: [*accumulate((getattr(piece, name) for piece in pieces), initial=0)] for name in names}
+        return _sums(self.pieces, *TIMES, "weights", "experts", "activation", "freed", "logits", "freed_logits", "keys")
+
+    @cached_property
+    def _times(self) -> list[dict[str, list[Any]]]:
+        """The sums of the times, for each slice that differs from the others."""
+        return [_sums(each, *TIMES) for each in self.slices] or [self.sums]
 
     @cached_property
     def in_flight(self) -> InFlight:
@@ -81,17 +87,29 @@ class Cutting:
 
     def costs(self, cuts: Cuts) -> Costs:
         """Return the costs of the stages."""
-        of_stages: dict[str, Any] = {name: self.of_stages(name, cuts) for name in (*TIMES, "activation")}
-        if self.blocking:
-            # A backward that recomputes contains a forward, and with it the time of the messages.
-            for name in ("forward",) if self.recompute else ("forward", "backward", "input"):
-                of_stages[name] = [*map(add, of_stages[name], self._messages)]
+        slices, count = self.schedule.slices, self.schedule.stages
+        # A backward that recomputes contains a forward, and with it the time of the messages.
+        around = () if not self.blocking else ("forward",) if self.recompute else ("forward", "backward", "input")
+
+        def of_stages(name: str) -> list[Any]:
+            """Return the times of whole sequences; or those of all slices, if they differ."""
+            more = self._messages if name in around else [0] * count
+            rows = [
+                [before[cuts[stage + 1]] - before[cuts[stage]] + more[stage] for stage in range(count)]
+                for before in (sums[name] for sums in self._times)
+            ]
+            if self.slices:
+                return [each * (self.schedule.microbatches // slices) for each in zip(*rows, strict=True)]
+            return [each * slices for each in rows[0]]
+
+        kept = zip(self.of_stages("activation", cuts), self.of_stages("keys", cuts), strict=True)
         return Costs(
-            **of_stages,
+            **{name: of_stages(name) for name in TIMES},  # type: ignore[arg-type]
+            activation=[slices * (whole + keys) for whole, keys in kept],
             latency=0 if self.blocking else self.delay,
             weight_memory=self._weight_memory(cuts),
             recompute=self.recompute,
-            stage_input=[self.pieces.message if self.recompute else 0] * self.schedule.stages,
+            stage_input=[slices * self.pieces.message if self.recompute else 0] * count,
             unit=self.pieces.unit,
         )
 
@@ -142,10 +160,12 @@ class Cutting:
         return [tuple([cuts[stage : stage + 2] for stage in stages]) for stages in self.in_flight.stages]
 
     def _kinds(self, rank: int, held: Held) -> Sequence[Number]:
-        pieces, message = self.pieces, self.pieces.message
-        activations = self._of(held, "activation"), self._of(held, "freed"), message
+        pieces, slices = self.pieces, self.schedule.slices
+        keys = [slices * each for each in self._of(held, "keys")] if slices > 1 else []
+        activations = Sizes(self._of(held, "activation"), self._of(held, "freed"), pieces.message, keys)
         peak, size = self.in_flight.peak(rank, activations)
-        of_logits = self.in_flight.size(peak, (self._of(held, "logits"), self._of(held, "freed_logits"), 0))
+        logits = Sizes(self._of(held, "logits"), self._of(held, "freed_logits"), 0, [0] * len(keys))
+        of_logits = self.in_flight.size(peak, logits)
         parameters, experts = self._parameters(held), sum(self._of(held, "experts"))
         static = [
             (parameters - experts) * each + experts * of_experts
@@ -191,14 +211,14 @@ class Cutting:
     @cached_property
     def _work(self) -> list[list[tuple[int, list[Any]]]]:
         """For each rank: its stages, each with the time of all its actions, summed over the pieces before each cut."""
-        return [[(stage, self._summed(each)) for stage, each in counts.items()] for counts in _counts(self.schedule)]
+        return [[(stage, self._summed(each)) for stage, each in counts.items()] for counts in counts_of(self.schedule)]
 
     def _summed(self, counts: Counter[str]) -> list[Any]:
         """Return the sums, over the pieces before each cut, of a stage's actions that are counted."""
         if self.recompute:
             counts = counts + Counter(forward=counts["backward"] + counts["input"])
         columns = zip(*(self.sums[name] for name in counts), strict=True)
-        return [ratio(sum(map(mul, column, counts.values())), self.schedule.slices) for column in columns]
+        return [sum(map(mul, column, counts.values())) for column in columns]
 
     def busy(self, cuts: Cuts) -> list[Any]:
         """Return how long each rank works."""
@@ -212,15 +232,15 @@ class Cutting:
         if not self.barrier:
             return self.busy(cuts)
         found, (before, after) = self.busy(cuts), self._ways
-        for rank, (first, last) in enumerate(_ends_of_ranks(self.schedule)):
+        for rank, (first, last) in enumerate(ends_of(self.schedule)):
             found[rank] += before[cuts[first]] + (0 if last is None else after[cuts[last]])
         return found
 
     @cached_property
     def _ways(self) -> tuple[list[Any], list[Any]]:
-        """For each cut, how long a microbatch or a slice of it takes to come there, and its gradient back."""
-        back, slices = map(min, self.sums["backward"], self.sums["input"]), self.schedule.slices
-        return [ratio(each, slices) for each in self.sums["forward"]], [ratio(each, slices) for each in back]
+        """For each cut, how long a microbatch or its shortest slice takes to come there, and its gradient back."""
+        shortest = self._times[0]
+        return shortest["forward"], [*map(min, shortest["backward"], shortest["input"])]
 
     @cached_property
     def bound(self) -> Any:
@@ -231,8 +251,8 @@ class Cutting:
             + (0 if self.schedule.forward_only else piece.input + piece.weight if split else piece.backward)
             for piece in self.pieces.pieces
         ]
-        microbatches = self.schedule.microbatches // self.schedule.slices
-        return max(sum(each) / self.schedule.ranks, max(each) / self.schedule.placement.copies) * microbatches
+        most = max(sum(each) / self.schedule.ranks, max(each) / self.schedule.placement.copies)
+        return most * self.schedule.microbatches
 
     def worth(self, cuts: Cuts) -> tuple[Any, Any]:
         """Return what a partition is judged by, the less the better: the excess of memory, then the time of the step.
@@ -356,27 +376,9 @@ class Cutting:
         self.proven = True
 
 
-@once
-def _counts(schedule: Schedule) -> list[dict[int, Counter[str]]]:
-    """Return for each rank how often it runs which op of which stage."""
-    found = []
-    for order in schedule.orders:
-        counts: dict[int, Counter[str]] = {}
-        for single in chain.from_iterable(action.singles for action in order):
-            counts.setdefault(single.stage, Counter())[NAMES[single.op]] += 1
-        found.append(counts)
-    return found
-
-
-@once
-def _ends_of_ranks(schedule: Schedule) -> list[tuple[int, int | None]]:
-    """Return for each rank: the stage of its first action; and that of its last one if this sends a gradient on."""
-    found: list[tuple[int, int | None]] = []
-    for order in schedule.orders:
-        singles = [*order[0].singles, *order[-1].singles] if order else []
-        last = singles[-1].stage if singles and singles[-1].op in (Op.B, Op.I) else None
-        found.append((singles[0].stage if singles else 0, last))
-    return found
+def _sums(pieces: Pieces, *names: str) -> dict[str, list[Any]]:
+    """Return the sums of numbers of the pieces over those before each cut."""
+    return {name: [*accumulate((getattr(piece, name) for piece in pieces.pieces), initial=0)] for name in names}
 
 
 def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None) -> Costs:
@@ -390,10 +392,11 @@ def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None)
     """
     require_instance("model", model, Pieces, "pieces: Model.measured(…), or model.pieces(sequence=…) of a Model")
     machine = None if machine is None else machine_named(machine)
-    pieces = model.timed(machine)
+    pieces = equal(model.timed(machine), schedule.slices)
     delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.gpus) if machine else 0
     search = Cutting(schedule, pieces, math.inf, delay)
     search.start()
     search.improve(QUICK)
     costs = search.costs(search.best)
-    return replace(costs, activation=tuple(size / 1e9 for size in search.of_stages("activation", search.best)))
+    sizes = search.of_stages("activation", search.best)
+    return replace(costs, activation=tuple(schedule.slices * size / 1e9 for size in sizes))

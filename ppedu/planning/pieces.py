@@ -74,6 +74,7 @@ class Piece:
         activation: Bytes of a microbatch from the forward to the end of the backward.
         logits: The part of `activation` that is logits.
         freed: The part of `activation` that I frees; the rest is kept until W.
+        keys: Bytes of the keys and values of a slice, not in `activation`: all slices of a sequence need them.
         work: Of F, I and W, if the unit is "FLOP" and the work is known; `forward` and the others are then its FLOPs.
     """
 
@@ -88,6 +89,7 @@ class Piece:
     work: tuple[Work, Work, Work] | None = None
     experts: int = 0
     freed: Number = 0
+    keys: Number = 0
 
     @classmethod
     def of_work(cls, work: Sequence[Work], name: str = "", **numbers: Any) -> Piece:

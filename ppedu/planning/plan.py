@@ -121,11 +121,11 @@ class Plan:
         """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""
         unit = self.job.pieces.unit
         shown = [each for each in self.choices if not each.excess][:count]
-        several = len({each.schedule.microbatches for each in self.choices}) > 1
+        several = len({each.microbatches for each in self.choices}) > 1
         best = self.best
         columns = {
             "schedule": [each.name for each in shown],
-            "microbatches": [str(each.schedule.microbatches) if several else "" for each in shown],
+            "microbatches": [str(each.microbatches) if several else "" for each in shown],
             f"step [{unit}]": [_number(each.step_time) for each in shown],
             "": ["best" if each is best else f"+{float(each.longer(best)):.1%}" for each in shown],
             f"busiest rank [{unit}]": [_number(each.busiest) for each in shown],

@@ -26,6 +26,7 @@ from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amo
 from ppedu.planning.plan import Plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.planning.reasons import explained, shortage
+from ppedu.planning.slices import sliced
 from ppedu.planning.work import pieces_of
 from ppedu.zoo import schedule as registered
 from ppedu.zoo import schedules as all_schedules
@@ -40,7 +41,7 @@ ALIKE = 0.005  # times that differ by less are alike: the one with less memory i
 NEAR = 1.15  # times as long as the fastest: a better partition may still bring a schedule among the first
 FIRST, LATER, LAST = 2_300_000, 200_000, 50_000  # spent on each of these three kinds; see `Cutting.spent`
 # How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
-SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch")]
+SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch", "past")]
 
 
 def plan(
@@ -74,7 +75,9 @@ def plan(
         microbatches: Of a step and replica; several numbers to compare.
         sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
         replicas: Pipelines that train side by side.
-        schedules: Names to try; by default all, with two and more chunks where that is possible.
+        schedules: Names to try; by default all, with two and more chunks where that is possible. Those that cut
+            sequences into slices are tried with 2, 4, 8 and 16 that have at least 1024 tokens on each GPU; by default,
+            if sequences have at least 32,768. They are for models by sizes, whose attention is known.
         partition: Of your own: the number of pieces of each stage, or a layout as Megatron writes it, such as
             "Ettt|tttt|tttt|tttL". By default, the best one is searched for.
         recompute: True recomputes the activations of whole stages, "full" those of each layer, "selective" the
@@ -110,6 +113,7 @@ def plan(
         until = time.monotonic() + seconds
     if isinstance(recompute, str):
         split["recompute"] = recompute
+    names = _names(schedules)
     pieces = _pieces(model, machine, sequence, batch, split)
     if zero is None:
         zero = implementation_named(pieces.implementation).zero
@@ -122,14 +126,16 @@ def plan(
     _require_below_peak(pieces, machine)
     require_instance("blocking", blocking, bool, "True or False")
     require_instance("barrier", barrier, bool, "True or False")
-    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier)
+    asked = [] if schedules is None else [name for name in names if "slices" in options_of(name)]
+    slices = sliced(model, machine, sequence, batch, pieces.context, split, asked)
+    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier, slices)
     if ranks > len(pieces):
         raise SettingError(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "
             f"and the head; take at most {plural(len(pieces), 'rank')}, or give a number for each piece"
         )
     cuts = None if partition is None else cuts_of(partition, pieces.pieces)
-    candidates = [*_candidates(job, microbatches, schedules, len(cuts) - 1 if cuts else None)]
+    candidates = [*_candidates(job, microbatches, names, schedules is not None, len(cuts) - 1 if cuts else None)]
     if not candidates:
         stages = f" in {plural(len(cuts) - 1, 'stage')}" if cuts else ""
         raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches{stages}")
@@ -161,7 +167,7 @@ def plan(
 
 def _order(choice: Choice) -> tuple[bool, Number]:
     """Return what choices are ordered by: those that fit by their time, then the others by what they lack."""
-    return choice.excess > 0, choice.excess or choice.whole / choice.schedule.microbatches
+    return choice.excess > 0, choice.excess or choice.whole / choice.microbatches
 
 
 def _even(search: Cutting) -> Cutting | None:
@@ -242,8 +248,10 @@ def _pieces(
     return model if sequence is None else replace(model, tokens=sequence * batch)
 
 
-def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, cut: int | None) -> Iterator[Schedule]:
-    """Yield the schedules to try. A name that was given must be possible, others are left out if they are not.
+def _candidates(
+    job: Workload, microbatches: Any, names: Sequence[str], asked: bool, cut: int | None
+) -> Iterator[Schedule]:
+    """Yield the schedules to try. A name that was `asked` for must be possible, others are left out if they are not.
 
     Args:
         cut: The number of stages, if there is just one; otherwise two chunks and more are tried.
@@ -252,30 +260,34 @@ def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, c
     if cut is not None:
         few = range(max(2, cut // job.ranks), cut // job.ranks + 1)
     options: dict[str, list[dict[str, int]]] = {}
-    stages = 0  # of all schedules, on each rank
-    for name in _names(names):
-        chunks = few if "chunks" in options_of(name) else ()
-        options[name] = [{"chunks": number} for number in chunks] or [{}]
-        stages += sum(chunks) or require_registered(name).chunks
+    stages = 0  # of all schedules, on each rank, once for each slice
+    for name in names:
+        known = options_of(name)
+        if "slices" in known and not job.slices:
+            continue
+        counts = {what: tried for what, tried in (("chunks", few), ("slices", job.slices)) if what in known and tried}
+        options[name] = [dict(zip(counts, each, strict=True)) for each in product(*counts.values())]
+        of_rank = 1 if "chunks" in counts else require_registered(name).chunks
+        stages += of_rank * sum(math.prod(each.values()) for each in options[name])
     several = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches]
-    counts, forwards = [], 0
+    numbers, forwards = [], 0
     for count in several:
-        counts.append(require_count("microbatches", count))
-        forwards += job.ranks * stages * counts[-1]
+        numbers.append(require_count("microbatches", count))
+        forwards += job.ranks * stages * numbers[-1]
         if forwards > MOST_FORWARDS:
             raise SettingError(
                 f"{plural(len(options), 'schedule')} with {shown(microbatches)} microbatches on {job.ranks} ranks are "
                 f"more than {MOST_FORWARDS:,} forwards, too many to plan; take fewer microbatches, or name fewer "
                 'schedules, such as schedules=["1f1b"]'
             )
-    for count, name in product(counts, options):
+    for count, name in product(numbers, options):
         built, error = [], None
         for option in options[name]:
             try:
                 built.append(legal(name, job.ranks, count, **option))
             except Exception as caught:  # a generator that was registered may raise anything
                 error = error or caught
-        if names is not None and error and not built:
+        if asked and error and not built:
             raise error
         yield from (each for each in built if cut in (None, each.stages))
 
@@ -308,18 +320,15 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
 
 
 def _names(given: Any) -> list[str]:
-    """Return the names of the schedules to try: by default, all that train with whole sequences."""
+    """Return the names of the schedules to try: by default, all that train."""
     if given is None:
-        trains = (name for name in all_schedules() if not require_registered(name).forward_only)
-        return [name for name in trains if "slices" not in options_of(name)]
+        return [name for name in all_schedules() if not require_registered(name).forward_only]
     chosen = [given] if isinstance(given, str) else given
     if not isinstance(chosen, (list, tuple, set, frozenset)) or not chosen:
         raise SettingError(f'schedules must be a list of names, such as ["1f1b", "zb-v"]; got {shown(given)}')
     for name in chosen:
         if require_registered(name).forward_only:
             raise SettingError(f"{name!r} runs forwards alone, and a plan is for training; leave it out")
-        if "slices" in options_of(name):
-            raise SettingError(f"{name!r} cuts sequences into slices, which plans do not weigh yet; leave it out")
     return [*chosen]
 
 
@@ -344,7 +353,7 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
 
     def promise(each: Cutting) -> tuple[Any, Any]:
         excess, time = each.worth(each.best)
-        return excess, time / each.schedule.microbatches
+        return excess, time / (each.schedule.microbatches // each.schedule.slices)
 
     def related(each: Cutting) -> list[Cuts]:
         return [other.best for other in tried if other.schedule.placement == each.schedule.placement]

@@ -62,7 +62,7 @@ def _short(job: Workload, closest: Choice, kept: bool, more: Sequence[str]) -> s
     limit, sizes = job.machine.memory, closest.memory
     rank = max(range(len(sizes)), key=sizes.__getitem__)
     parts = ", ".join(f"{kind} {size / GB:.1f}" for kind, size in closest.kinds[rank].items() if size >= 0.05 * GB)
-    microbatches = closest.schedule.microbatches
+    microbatches = closest.microbatches
     more = [*more, *(["recompute=True"] if kept and _fits_on(job, job.ranks, microbatches) else [])]
     wider = (job.ranks * factor for factor in (2, 4, 8) if job.ranks * factor <= len(job.pieces))
     more += [f"{ranks} ranks" for ranks in wider if _fits_on(job, ranks, microbatches)][:1]
@@ -113,7 +113,7 @@ def _why(choice: Choice, best: Choice, unit: str) -> str:
         return f"takes {-choice.longer(best):.1%} less, and needs {float(more_memory):.1f} GB more"
     if choice.longer(best) < 0.0005:
         return "takes as long"
-    scale = best.schedule.microbatches / choice.schedule.microbatches  # per microbatch, if the numbers differ
+    scale = best.microbatches / choice.microbatches  # per microbatch, if the numbers differ
     works = choice.busiest * scale - best.busiest
     waits = (choice.step_time - choice.busiest) * scale - (best.step_time - best.busiest)
     after = (choice.after or 0) * scale - (best.after or 0)

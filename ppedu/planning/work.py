@@ -37,6 +37,7 @@ def pieces_of(
     tensor_overlap: bool = False,
     shard_vocabulary: bool = False,
     graphs: bool = False,
+    past: int | None = None,
 ) -> Pieces:
     """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
 
@@ -66,6 +67,9 @@ def pieces_of(
             others (arXiv 2411.05288). It is counted in equal parts with the layers.
         graphs: CUDA graphs start the kernels of layers with experts. Without, the host starts one after the other, and
             F and B of such a layer take at least 9.5 ms, however fast the GPU.
+        past: The `sequence` tokens are a slice of longer sequences, with this many tokens before them. They attend to
+            those, too: GPUs with other parts send their keys and values for each slice, and I adds to the sums of
+            their gradients.
 
     Raises:
         SettingError: A number is not possible, or a name is unknown.
@@ -74,6 +78,9 @@ def pieces_of(
     tensor, element = require_count("tensor", tensor, 1, MOST), require_count("element", element, 1, MOST)
     context, expert = require_count("context", context, 1, sequence), require_count("expert", expert, 1, MOST)
     model.require_split(recompute, tensor)
+    before = 0 if past is None else require_count("past", past, 0, MOST)
+    if past is not None and not model.flash:
+        raise SettingError("slices are for attention that does not keep its matrix; give the model flash=True")
     require_one_of("precision", precision, INPUT_BYTES)
     require_one_of("dispatcher", dispatcher, DISPATCHERS)
     flags = {"overlap": overlap, "tensor_overlap": tensor_overlap, "graphs": graphs}
@@ -93,10 +100,11 @@ def pieces_of(
     def layer_of(sized: Model) -> tuple[Piece, Number]:
         """Return a layer, and the bytes of it that are restored in its backward."""
         split = expert if sized.experts else 1
-        forward, first, second = layer_work(sized, sequence, batch, tensor, parallel, element, precision, split)
+        forward, first, second = layer_work(sized, sequence, batch, tensor, parallel, element, precision, split, before)
         first = first.plus(_again(sized, forward, recompute, sequence, batch, tensor, parallel, element))
-        keys = element * sized.attention.shared * tokens * (context - 1) / tensor  # of the other parts of a sequence
-        all_parts = forward._replace(passed=keys), first._replace(passed=2 * keys), second
+        shared = element * sized.attention.shared  # bytes of a token's keys and values
+        passed = shared * batch * (before + sequence) * (context - 1) / tensor  # those of the sequence's other parts
+        all_parts = forward._replace(passed=passed), first._replace(passed=2 * passed), second
         works = [each.part(context) for each in all_parts]
         whole, kept = (
             sized.layer_activation(sequence, tensor, parallel, each, element, kept_by.gated, inputs)
@@ -105,6 +113,9 @@ def pieces_of(
         experts = sized.expert_parameters // split if split > 1 else -(-sized.expert_parameters // tensor)
         others = -(-(sized.layer_parameters - sized.expert_parameters) // tensor)
         piece = Piece.of_work(works, weights=others + experts, activation=part * kept, experts=experts)
+        if past is not None:
+            keys = part * shared * sequence / tensor
+            piece = replace(piece, activation=piece.activation - (keys if recompute == "none" else 0), keys=keys)
         return piece, part * (whole - kept)
 
     layer, restored = layer_of(model)
@@ -129,7 +140,7 @@ def pieces_of(
         part * sequence * element * model.width / (tensor if parallel else 1),
         tokens,
         per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight),
-        flops=batch * model.flops(sequence),
+        flops=batch * model.flops(sequence, before),
         tied=tied,
         tensor=tensor,
         precision=precision,
@@ -156,6 +167,7 @@ def layer_work(
     element: int = 2,
     precision: str = "bf16",
     expert: int = 1,
+    past: int = 0,
 ) -> Works:
     """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
 
@@ -165,10 +177,12 @@ def layer_work(
     Without `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its
     input, and scatter and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each
     sends its tokens to their experts and gets the results; an expert that every token visits is split all the same.
+    With `past` tokens before these, I reads the sums of the gradients of their keys and values, and what it adds, and
+    writes the sums.
     """
     width, tokens = model.width, sequence * batch
     flops = model.layer_flops(sequence)
-    scored = float(sequence * model.attention.scored) * tokens / tensor
+    scored = float((sequence + 2 * past) * model.attention.scored) * tokens / tensor
     part = tensor if sequence_parallel else 1
     visits = float(model.active * model.imbalance) + (model.shared if model.experts else 1)
     shared = 10 * element * width / part  # 2 · (2 + 3): a norm has an input and an output, an addition three
@@ -178,6 +192,7 @@ def layer_work(
     if model.experts:  # tokens are copied to their experts, and their results are added up
         split += 4 * element * model.active * width
     moved = tokens * (shared + split / tensor)
+    summed = 3 * element * model.attention.shared * batch * past / tensor
     sent = element * tokens * width
     routed = 2 * sent * float(model.imbalance) / tensor if expert > 1 else 0
     exchanged = (4 if model.shared or not routed else 2) * sent * (tensor - 1) / tensor
@@ -194,7 +209,7 @@ def layer_work(
     added = numbers * size + weights * 2 * FP32  # W reads the sum of the gradients, and writes it
     return (
         Work(long, scored, moved, exchanged, short, routed=routed, operands=read),
-        Work(long, 2 * scored, moved, exchanged, short, routed=routed, operands=read),
+        Work(long, 2 * scored, moved + summed, exchanged, short, routed=routed, operands=read),
         Work(long, short=short, operands=added),
     )
 
@@ -253,7 +268,7 @@ def _prediction(model: Model, layer: Piece, head: Piece, tokens: int, tensor: in
     weights = layer.weights + -(-(matrix + 3 * model.norm_parameters) // tensor)
     kept = layer.activation + head.activation + 4 * element * tokens * model.width / tensor / context
     piece = Piece.of_work(works, weights=weights, activation=kept, experts=layer.experts)
-    return replace(piece, logits=head.logits, freed=head.freed)
+    return replace(piece, logits=head.logits, freed=head.freed, keys=layer.keys)
 
 
 def _with_share(piece: Piece, embedding: Piece, head: Piece, shares: int, tied: int) -> Piece:
@@ -263,5 +278,9 @@ def _with_share(piece: Piece, embedding: Piece, head: Piece, shares: int, tied: 
     weights = piece.weights + -(-(embedding.weights + head.weights - tied) // shares)
     kept = piece.activation + (embedding.activation + head.activation) / shares
     logits, freed = piece.logits + head.logits / shares, piece.freed + head.freed / shares
-    piece = Piece.of_work(works, weights=weights, activation=kept, experts=piece.experts)
-    return replace(piece, logits=logits, freed=freed)
+    return replace(
+        Piece.of_work(works, weights=weights, activation=kept, experts=piece.experts),
+        logits=logits,
+        freed=freed,
+        keys=piece.keys,
+    )

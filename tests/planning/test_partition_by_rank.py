@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import often
 
 import ppedu as pp
-from ppedu.planning.memory import in_flight
+from ppedu.planning.memory import Sizes, in_flight
 from ppedu.planning.partition import Cutting
 from ppedu.sim.partition import by_cost
 from ppedu.zoo.registry import options_of, published
@@ -38,7 +38,7 @@ def test_peaks_are_those_of_a_simulation(name, recompute, kept):
     parts = [Fraction(size - less, size) for size, less in zip(whole, freed, strict=True)]
     costs = pp.Costs(activation=whole, stage_input=[2] * len(whole), recompute=recompute, weight_memory=parts)
     found = in_flight(schedule, recompute)
-    sizes = [([whole[stage] for stage in mine], [freed[stage] for stage in mine], 2) for mine in found.stages]
+    sizes = [Sizes([whole[stage] for stage in mine], [freed[stage] for stage in mine], 2) for mine in found.stages]
     peaks = [found.peak(rank, of_rank) for rank, of_rank in enumerate(sizes)]
     assert tuple(size for _, size in peaks) == pp.simulate(schedule, costs).peak_activations
     assert all(found.size(held, of_rank) == size for (held, size), of_rank in zip(peaks, sizes, strict=True))
