@@ -41,6 +41,7 @@ class Choice:
         excess: By how many bytes the fullest rank exceeds the machine's memory, or 0.
         proven: Whether no partition is better.
         letters: Of the pieces, as in Megatron's layouts; see `ppedu.planning.layout`.
+        slices: The tokens of each slice of a sequence; () if the schedule does not cut sequences.
         why: How it differs from the best choice, in a sentence.
     """
 
@@ -58,6 +59,7 @@ class Choice:
     excess: Number
     proven: bool
     letters: str
+    slices: tuple[int, ...] = ()
     why: str = ""
 
     @property
@@ -117,8 +119,10 @@ class Choice:
         """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them.
 
         Raises:
-            SettingError: The model predicts further tokens, which torchtitan's do not.
+            SettingError: The model predicts further tokens, or sequences are cut, which torchtitan does not know.
         """
+        if self.slices:
+            raise SettingError("torchtitan does not cut sequences into slices; plan with other schedules")
         if "m" in self.letters:
             raise SettingError("torchtitan's models predict one token; plan without predictions")
         layers = len(self.letters) - 2
@@ -131,9 +135,15 @@ class Choice:
         E is the embedding, t a layer, m a further prediction, L the loss with the head; | separates stages.
 
         Raises:
-            SettingError: The schedule does not place its stages in a loop, which is all that Megatron does.
+            SettingError: The schedule does not place its stages in a loop, which is all that Megatron does; or it cuts
+                sequences, which a fork does that has no layouts.
         """
         schedule = self.schedule
+        if self.slices:
+            raise SettingError(
+                "Megatron does not cut sequences into slices; a fork does, which has no layouts "
+                "(github.com/thunlp/Seq1F1B); plan with other schedules"
+            )
         if schedule.placement.name != "loop":
             raise SettingError(
                 f"Megatron places stages in a loop, and {schedule.name} in the placement {schedule.placement.name!r}; "
@@ -176,6 +186,7 @@ class Workload:
             gradients, 3 also the weights.
         blocking: Whether a rank cannot compute while it sends and receives.
         barrier: Whether ranks wait for each other between steps.
+        batch: Sequences of a microbatch.
         slices: By the numbers of slices that schedules may cut sequences into, the pieces of each slice.
     """
 
@@ -186,6 +197,7 @@ class Workload:
     zero: int = 0
     blocking: bool = False
     barrier: bool = True
+    batch: int = 1
     slices: Mapping[int, Sequence[Pieces]] = field(default_factory=dict)
 
     @cached_property
@@ -296,6 +308,7 @@ class Workload:
             excess=max(0, *(size - self.machine.memory for size in found.memory(cuts))),
             proven=found.proven,
             letters=letters_of(pieces.pieces),
+            slices=tuple((each.tokens or 0) // self.batch for each in found.slices),
         )
 
     def after(self, timeline: Timeline, parameters: Sequence[int], experts: Sequence[int]) -> Number | None:

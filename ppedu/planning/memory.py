@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ppedu.core import Op, Schedule
-from ppedu.core.numeric import Number
+from ppedu.core.numeric import Number, ratio
 
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}  # of the times of pieces
 Held = tuple[int, ...]
@@ -19,12 +19,12 @@ Answer = TypeVar("Answer")
 
 
 class Sizes(NamedTuple):
-    """The bytes of what a rank keeps. If sequences are cut, those of a slice in place of a microbatch.
+    """The bytes of what a rank keeps of a microbatch or, if sequences are cut, of the mean slice.
 
     Args:
-        whole, freed: By the rank's stages: of a microbatch's activations, and those of them that I frees.
+        whole, freed: By the rank's stages: of the activations, and those of them that I frees.
         message: Of one input.
-        keys: By the rank's stages, of the keys and values of whole sequences, if these are cut into slices.
+        keys: By the rank's stages: of a slice's keys and values, which are not in `whole`.
     """
 
     whole: Sequence[Any]
@@ -50,21 +50,25 @@ def once(function: Callable[..., Answer]) -> Callable[..., Answer]:
 class InFlight(NamedTuple):
     """The activations that a schedule keeps at its peaks. They depend on the order of actions, not on their times.
 
-    A rank's activations are counted in microbatches, or slices: of all its stages, the inputs that are kept for
-    recomputation; then, if sequences are cut, for each stage the sequences whose keys and values it keeps, from the
-    first slice's forward to its backward, and those whose gradients it sums, from the last slice's backward on; then
-    for each stage the microbatches whose W (or B) has not ended; then, if I frees something, for each stage the
-    microbatches whose I (or B) has not ended.
+    A rank's activations are counted in microbatches, or tokens of slices: of all its stages, the inputs that are kept
+    for recomputation; then, if sequences are cut, for each stage those whose keys and values it keeps, from the first
+    slice's forward to its backward, and those whose gradients it sums, from the last slice's backward on; then for each
+    stage the microbatches whose W (or B) has not ended; then, if I frees something, for each stage the microbatches
+    whose I (or B) has not ended.
 
     Attributes:
         stages: By rank, the stages it holds.
         peaks: By rank, what it holds at the moments that may be its peak: no other moment has as much of everything.
         freeing: The same with the last counts; of no rank if no backward is split.
+        tokens: Of each slice; microbatches are counted in these. (1,) if slices are alike, or not cut.
+        slices: Of a sequence.
     """
 
     stages: tuple[tuple[int, ...], ...]
     peaks: tuple[tuple[Held, ...], ...]
     freeing: tuple[tuple[Held, ...], ...]
+    tokens: tuple[int, ...]
+    slices: int
 
     def peak(self, rank: int, sizes: Sizes) -> tuple[Held, Any]:
         """Return what a rank holds at its peak, and its bytes."""
@@ -78,14 +82,24 @@ class InFlight(NamedTuple):
         return sum(map(mul, held, self._each(sizes)))
 
     def _each(self, sizes: Sizes) -> list[Any]:
-        """Return the bytes of a microbatch for each count."""
-        whole, freed, message, keys = sizes
-        return [message, *keys, *map(sub, whole, freed), *freed] if self.freeing else [message, *keys, *whole]
+        """Return the bytes of one for each count."""
+        each = [sizes.message, *map(sub, sizes.whole, sizes.freed), *sizes.freed]
+        if not self.freeing:
+            each = [sizes.message, *sizes.whole]
+        if self.slices == 1:
+            return each
+        message, *others = [ratio(size * len(self.tokens), sum(self.tokens)) for size in each]
+        return [message, *(self.slices * size for size in sizes.keys), *others]
 
 
 @once
-def in_flight(schedule: Schedule, recompute: bool) -> InFlight:
-    """Return the activations of a schedule. `recompute` is that of `ppedu.Costs`."""
+def in_flight(schedule: Schedule, recompute: bool, tokens: tuple[int, ...] = (1,)) -> InFlight:
+    """Return the activations of a schedule.
+
+    Args:
+        recompute: As in `ppedu.Costs`.
+        tokens: Of each slice of a sequence; (1,) if all are alike.
+    """
     stages = tuple(schedule.placement.stages_of(rank) for rank in range(schedule.ranks))
     split = any(single.op is Op.I for order in schedule.orders for action in order for single in action.singles)
     # A forward that is recomputed leaves an input; a backward computes the activations again, from it.
@@ -103,21 +117,22 @@ def in_flight(schedule: Schedule, recompute: bool) -> InFlight:
             singles = [single for single in action.singles if single.op in started]
             for stage, op, number, _ in singles:
                 whole, inputs = started[op]
-                held[0] += inputs
-                held[place[stage]] += whole
-                held[place[stage] + len(mine)] += whole
+                size = tokens[number % len(tokens)]
+                held[0] += inputs * size
+                held[place[stage]] += whole * size
+                held[place[stage] + len(mine)] += whole * size
                 if cut and number % slices == (0 if op is Op.F else slices - 1):
                     held[place[stage] - cut] += op is not Op.W
             seen.add(tuple(held))
             for stage, op, number, _ in singles:
                 for count in ended[op]:
-                    held[place[stage] + count * len(mine)] -= 1
+                    held[place[stage] + count * len(mine)] -= tokens[number % len(tokens)]
                 if cut and op in (Op.B, Op.I) and number % slices == 0:
                     held[place[stage] - cut] -= 2
         peaks.append(_largest(each[: 1 + cut + len(mine)] for each in seen))
         if split:
             freeing.append(_largest(seen))
-    return InFlight(stages, tuple(peaks), tuple(freeing))
+    return InFlight(stages, tuple(peaks), tuple(freeing), tokens, slices)
 
 
 def _largest(held: Iterable[Held]) -> tuple[Held, ...]:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, chain, combinations, pairwise
 from math import comb
 from operator import mul
@@ -79,7 +79,7 @@ class Cutting:
 
     @cached_property
     def in_flight(self) -> InFlight:
-        return in_flight(self.schedule, self.recompute)
+        return in_flight(self.schedule, self.recompute, tuple(each.tokens or 0 for each in self.slices) or (1,))
 
     def of_stages(self, name: str, cuts: Cuts) -> list[Any]:
         """Return a number of the pieces, summed for each stage."""
@@ -160,13 +160,11 @@ class Cutting:
         return [tuple([cuts[stage : stage + 2] for stage in stages]) for stages in self.in_flight.stages]
 
     def _kinds(self, rank: int, held: Held) -> Sequence[Number]:
-        pieces, slices = self.pieces, self.schedule.slices
-        keys = [slices * each for each in self._of(held, "keys")] if slices > 1 else []
-        activations = Sizes(self._of(held, "activation"), self._of(held, "freed"), pieces.message, keys)
+        pieces, of_held = self.pieces, partial(self._of, held)
+        activations = Sizes(of_held("activation"), of_held("freed"), pieces.message, of_held("keys"))
         peak, size = self.in_flight.peak(rank, activations)
-        logits = Sizes(self._of(held, "logits"), self._of(held, "freed_logits"), 0, [0] * len(keys))
-        of_logits = self.in_flight.size(peak, logits)
-        parameters, experts = self._parameters(held), sum(self._of(held, "experts"))
+        of_logits = self.in_flight.size(peak, Sizes(of_held("logits"), of_held("freed_logits"), 0, [0] * len(held)))
+        parameters, experts = self._parameters(held), sum(of_held("experts"))
         static = [
             (parameters - experts) * each + experts * of_experts
             for each, of_experts in zip(pieces.bytes_per_weight, pieces.bytes_per_expert, strict=True)

@@ -25,7 +25,7 @@ STARTED = 3.2e-3, 4.3e-3, 2e-3
 INPUT_BYTES = {"bf16": 2, "fp8": 1, "mxfp8": 1.03125, "nvfp4": 0.5625}
 # How tokens come to their experts: a copy for each expert, or one for each GPU or node.
 DISPATCHERS = "deepep", "alltoall"
-TIMES = ("forward", "backward", "input", "weight")  # of a piece
+TIMES, SIZES = ("forward", "backward", "input", "weight"), ("activation", "logits", "freed")  # of a piece
 MOST_LAYERS = 10_000
 MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
 LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still fit a float

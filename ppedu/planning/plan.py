@@ -103,6 +103,12 @@ class Plan:
         )
         if parts:
             yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
+        if best.slices:
+            yield (
+                "of the libraries that train, only Seq1F1B's fork of Megatron-LM cuts sequences into slices "
+                "(github.com/thunlp/Seq1F1B: --pipe-sp-splits); ppedu's Pipeline does, with "
+                f"Batching(slices={best.slices})"
+            )
         if best.schedule.placement.copies > 1:
             sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
             counts = "leave out" if best.after is None else "count"
@@ -160,7 +166,9 @@ class Plan:
     def stages(self) -> str:
         """The best choice and the layers of its ranks, in lines."""
         copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
-        return f"best: {self.best.name}{copies}\n{self.partition(most=LISTED)}"
+        tokens = ", ".join(map(str, self.best.slices))
+        cut = f"\nthe tokens of a sequence's slices: {tokens}" if tokens else ""
+        return f"best: {self.best.name}{copies}{cut}\n{self.partition(most=LISTED)}"
 
     @property
     def size(self) -> str:

@@ -76,8 +76,8 @@ def plan(
         sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
         replicas: Pipelines that train side by side.
         schedules: Names to try; by default all, with two and more chunks where that is possible. Those that cut
-            sequences into slices are tried with 2, 4, 8 and 16 that have at least 1024 tokens on each GPU; by default,
-            if sequences have at least 32,768. They are for models by sizes, whose attention is known.
+            sequences into slices are tried with 2, 4, 8 and 16 that take equally long, of at least 1024 tokens on each
+            GPU; by default, if sequences have at least 32,768. They are for models by sizes.
         partition: Of your own: the number of pieces of each stage, or a layout as Megatron writes it, such as
             "Ettt|tttt|tttt|tttL". By default, the best one is searched for.
         recompute: True recomputes the activations of whole stages, "full" those of each layer, "selective" the
@@ -127,8 +127,8 @@ def plan(
     require_instance("blocking", blocking, bool, "True or False")
     require_instance("barrier", barrier, bool, "True or False")
     asked = [] if schedules is None else [name for name in names if "slices" in options_of(name)]
-    slices = sliced(model, machine, sequence, batch, pieces.context, split, asked)
-    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier, slices)
+    slices = sliced(model, machine, pieces, sequence, batch, split, asked)
+    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier, batch, slices)
     if ranks > len(pieces):
         raise SettingError(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "

@@ -1,34 +1,41 @@
-"""Slices of sequences: when a plan tries them, how many, and the pieces of each."""
+"""Slices of sequences: when a plan tries them, how many and how long, and the pieces of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import sqrt
 from typing import Any
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import ratio
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
-from ppedu.planning.pieces import TIMES, Pieces
+from ppedu.planning.pieces import SIZES, TIMES, Pieces
 
 COUNTS = 2, 4, 8, 16
 LONG = 32_768  # tokens of a sequence; in shorter ones, attention and activations are a small part of a microbatch
-SHORTEST = 1024  # tokens of a slice on each GPU, which would be idle between the kernels of fewer
+# Tokens of a slice on each GPU: at least, on average, for it would be idle between the kernels of fewer; and a multiple
+# of these.
+SHORTEST, STEP = 1024, 128
 
 
 def sliced(
     model: Model | Pieces,
     machine: Machine,
+    pieces: Pieces,
     sequence: int | None,
     batch: int,
-    context: int,
     split: dict[str, Any],
     asked: Sequence[str],
 ) -> dict[int, list[Pieces]]:
-    """Return the pieces of each slice of a sequence, by the numbers of equal slices that a plan tries.
+    """Return the pieces of each slice of a sequence, by the numbers of slices that a plan tries.
 
     It tries them if sequences are long, or if the caller has asked for schedules with slices.
+
+    Args:
+        pieces: Those of whole sequences, timed.
 
     Raises:
         SettingError: The caller has asked, and the model or its sequences cannot be cut.
@@ -40,39 +47,60 @@ def sliced(
                 "takes longer in later slices; give the model by its sizes, with flash=True"
             )
         return {}
-    counts = [count for count in COUNTS if sequence % count == 0 and sequence // count >= SHORTEST * context]
+    counts = [count for count in COUNTS if sequence >= count * SHORTEST * pieces.context]
     if asked and not counts:
         raise SettingError(
-            f"{asked[0]!r} cuts sequences into {', '.join(map(str, COUNTS))} equal slices of at least {SHORTEST} "
-            f"tokens on each GPU, and a GPU has {sequence // context} tokens of a sequence; leave it out"
+            f"{asked[0]!r} cuts sequences into slices of at least {SHORTEST} tokens on each GPU, and a GPU has "
+            f"{sequence // pieces.context} tokens of a sequence; leave it out"
         )
-    if not asked and sequence < LONG:
+    if not counts or (not asked and sequence < LONG):
         return {}
+    half = model.pieces(sequence // 2, batch, **split).timed(machine)
     return {
         count: [
-            model.pieces(sequence // count, batch, past=past, **split).timed(machine)
-            for past in range(0, sequence, sequence // count)
+            model.pieces(end - begin, batch, past=begin, **split).timed(machine)
+            for begin, end in pairwise(_even(pieces, half, sequence, count))
         ]
         for count in counts
     }
 
 
+def _even(whole: Pieces, half: Pieces, sequence: int, count: int) -> list[int]:
+    """Return where slices begin and end that take about equally long, as in Seq1F1B (arXiv 2406.03488).
+
+    The first x tokens take a·x + b·x², because they attend to those before them. Layers of whole sequences, and of
+    their first halves, say which a and b.
+    """
+    long, short = (float(sum(each.forward + each.backward for each in row.pieces[1:-1])) for row in (whole, half))
+    bent = max(0, 2 - 4 * short / long)  # the part of b·x² in whole sequences
+    straight, step = 1 - bent, STEP * whole.context
+    shares = (number / count for number in range(count))
+    parts = (2 * share / (straight + sqrt(straight**2 + 4 * bent * share)) for share in shares)
+    return [*(round(part * sequence / step) * step for part in parts), sequence]
+
+
 def mean(slices: Sequence[Pieces]) -> Pieces:
-    """Return the pieces of slices that all take the mean of these times. They differ in their times alone."""
+    """Return the pieces of the mean of slices."""
     if len(slices) == 1:
         return slices[0]
-    of_slices = zip(*(each.pieces for each in slices), strict=True)
+    names = (*TIMES, *SIZES, "keys")
     rows = [
-        replace(row[0], **{name: sum(getattr(piece, name) for piece in row) / len(row) for name in TIMES})
-        for row in of_slices
+        replace(of_slices[0], **{name: _mean(getattr(piece, name) for piece in of_slices) for name in names})
+        for of_slices in zip(*(each.pieces for each in slices), strict=True)
     ]
-    return replace(slices[0], pieces=tuple(rows))
+    message, restored = _mean(each.message for each in slices), max(each.restored for each in slices)
+    return replace(slices[0], pieces=tuple(rows), message=message, restored=restored)
+
+
+def _mean(numbers: Iterable[Any]) -> Any:
+    every = [*numbers]
+    return sum(every) / len(every)
 
 
 def equal(pieces: Pieces, count: int) -> Pieces:
     """Return the pieces of one of `count` slices that all take the same part of a microbatch's times and bytes."""
     if count == 1:
         return pieces
-    names = (*TIMES, "activation", "logits", "freed")
+    names = (*TIMES, *SIZES)
     rows = [replace(each, **{name: ratio(getattr(each, name), count) for name in names}) for each in pieces.pieces]
     return replace(pieces, pieces=tuple(rows), message=ratio(pieces.message, count))
