@@ -13,7 +13,7 @@ from typing import Any
 
 from ppedu.core import Op, ParseError, PipelineError, Schedule, SettingError
 from ppedu.core.files import named, write_text
-from ppedu.core.numeric import Number
+from ppedu.core.numeric import Number, ratio
 from ppedu.planning.layout import letters_of
 from ppedu.planning.machine import EXCHANGED, Machine
 from ppedu.planning.partition import Cutting
@@ -202,10 +202,11 @@ class Workload:
 
     @cached_property
     def delays(self) -> dict[int, Number | dict[Link, Number]]:
-        """The time of a message, by the number of slices: one number, or one for each link of the ranks."""
-        sizes = {1: self.pieces, **{count: slices[0] for count, slices in self.slices.items()}}
+        """The time of a message, by the number of slices, of their mean: one number, or one for each link of ranks."""
+        pieces = self.pieces
         return {
-            count: self.machine.delays(self.ranks, each.message, each.unit, each.gpus) for count, each in sizes.items()
+            count: self.machine.delays(self.ranks, ratio(pieces.message, count), pieces.unit, pieces.gpus)
+            for count in (1, *self.slices)
         }
 
     def holders(self, schedule: Schedule) -> int:

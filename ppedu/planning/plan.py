@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ppedu.core.numeric import Number, plural
 from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.planning.partition import KINDS
+from ppedu.zoo.registry import require_registered
 
 if TYPE_CHECKING:
     from ppedu.planning.choice import Choice, Workload
@@ -104,11 +105,11 @@ class Plan:
         if parts:
             yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
         if best.slices:
+            facts = require_registered(best.schedule.name).facts
             yield (
-                "of the libraries that train, only Seq1F1B's fork of Megatron-LM cuts sequences into slices "
-                "(github.com/thunlp/Seq1F1B: --pipe-sp-splits); ppedu's Pipeline does, with "
-                f"Batching(slices={best.slices})"
-            )
+                f"Megatron-LM and torchtitan do not cut sequences; ppedu's Pipeline does, with "
+                f"Batching(slices={best.slices}), for stages that take a past. {facts.used if facts else ''}"
+            ).rstrip(". ")
         if best.schedule.placement.copies > 1:
             sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
             counts = "leave out" if best.after is None else "count"
