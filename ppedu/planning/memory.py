@@ -1,4 +1,4 @@
-"""What each rank keeps at its peak and what it runs, for any partition of the model, without a simulation."""
+"""The peak memory and the actions of each rank for any partition of the model, without a simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 
 class Sizes(NamedTuple):
-    """The bytes of what a rank keeps of a microbatch or, if sequences are cut, of the mean slice.
+    """The bytes that a rank keeps for a microbatch or, if sequences are cut, for the mean slice.
 
     Args:
         whole, freed: By the rank's stages: of the activations, and those of them that I frees.
@@ -51,10 +51,10 @@ class InFlight(NamedTuple):
     """The activations that a schedule keeps at its peaks. They depend on the order of actions, not on their times.
 
     A rank's activations are counted in microbatches, or tokens of slices: of all its stages, the inputs that are kept
-    for recomputation; then, if sequences are cut, for each stage those whose keys and values it keeps, from the first
-    slice's forward to its backward, and those whose gradients it sums, from the last slice's backward on; then for each
-    stage the microbatches whose W (or B) has not ended; then, if I frees something, for each stage the microbatches
-    whose I (or B) has not ended.
+    for recomputation; then, if sequences are cut, for each stage the keys and values of sequences, from the first
+    slice's forward to its backward, and their gradients, from the last slice's backward on; then for each stage the
+    microbatches whose W (or B) has not ended; then, if I frees something, for each stage the microbatches whose I (or
+    B) has not ended.
 
     Attributes:
         stages: By rank, the stages it holds.
