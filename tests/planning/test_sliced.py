@@ -123,7 +123,7 @@ def test_slices_of_a_split_model_have_its_work():
 
 
 def test_slices_are_tried_if_sequences_are_long():
-    asked = {**ASKED, "ranks": 2, "microbatches": 2, "seconds": 0}
+    asked = {**ASKED, "ranks": 2, "microbatches": 2, "partition": [4, 4]}
     assert any(each.slices for each in pp.plan(MODEL, MACHINE, **asked).choices)
     assert not any(each.slices for each in pp.plan(MODEL, MACHINE, **{**asked, "sequence": 16384}).choices)
     named = pp.plan(MODEL, MACHINE, **{**asked, "sequence": 4096}, schedules=["seq1f1b"])
