@@ -31,7 +31,7 @@ class Choice:
     Attributes:
         partition: The pieces of each stage: 0 is the embedding, then come the layers, and the last one is the head.
         recompute: Whether each stage runs its forward again before its backward, from its input (`Costs.recompute`).
-        costs: Of the stages, to simulate with; activations in bytes.
+        costs: Of the stages, to simulate with; activations in bytes. There, the keys and values of a slice end with it.
         step_time: Of the pipeline, in the unit of the model. after: What gradient reduction and optimizer add; None if
             the machine's bandwidths are unknown.
         tokens_per_second: Of all replicas. mfu: The model FLOPs utilization, of the peak in the format of the layers'

@@ -122,6 +122,17 @@ def test_slices_of_a_split_model_have_its_work():
         assert [work.passed for work in works] == passed
 
 
+def test_gradients_are_sent_from_the_first_slices_backward_on():
+    """It is the last one of a microbatch: before, a rank adds to them."""
+    machine = replace(MACHINE, memory_bandwidth=1e40, bandwidth=1e9)
+    asked = {"ranks": 1, "microbatches": 2, "sequence": 8192, "replicas": 2, "zero": 0, "recompute": False}
+    for choice in pp.plan(MODEL, machine, **asked, schedules=["1f1b", "seq1f1b"]).choices:
+        last = choice.timeline().rows[0][-1]
+        assert last.action.microbatch == choice.schedule.microbatches - (len(choice.slices) or 1)
+        sent = choice.kinds[0]["gradients"] / (0.75 * 1e9)  # twice, of each of two holders a half
+        assert choice.after == pytest.approx(sent - (last.end - last.start))
+
+
 def test_slices_are_tried_if_sequences_are_long():
     asked = {**ASKED, "ranks": 2, "microbatches": 2, "partition": [4, 4]}
     assert any(each.slices for each in pp.plan(MODEL, MACHINE, **asked).choices)
