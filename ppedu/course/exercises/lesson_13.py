@@ -82,7 +82,7 @@ def _not_equal_times(case: str, lengths: list[Any], slices: int, attention: floa
     short, long = times.index(min(times)), times.index(max(times))
     return (
         f"{case}, slice {short} takes {pretty(times[short])} of a sequence's time, and slice {long} "
-        f"{pretty(times[long])}; each should take {pretty(1 / slices)}"
+        f"takes {pretty(times[long])}; each should take {pretty(1 / slices)}"
     )
 
 
