@@ -8,6 +8,7 @@ import pytest
 import ppedu as pp
 from ppedu.core import Op
 from ppedu.planning.choice import Workload, load
+from ppedu.planning.presets import MACHINES
 
 WIDTH, KEYS, FFN, VOCABULARY, LAYERS, SEQUENCE = 1024, 256, 2816, 32000, 6, 65536
 MODEL = pp.Model(LAYERS, WIDTH, heads=8, kv_heads=2, ffn=FFN, vocabulary=VOCABULARY)
@@ -162,3 +163,23 @@ def test_the_answer_names_the_slices(tmp_path):
     for write in (best.megatron, best.torchtitan):
         with pytest.raises(pp.SettingError, match="into slices"):
             write()
+
+
+@pytest.mark.slow
+def test_long_pipelines_gain_most():
+    """The numbers of docs/guide.md."""
+    asked = {"model": "llama-3-70b", "tensor": 8, "microbatches": 16, "sequence": 131072}
+    slower = replace(MACHINES["h100"], bandwidth=MACHINES["h100"].bandwidth / 4)
+    sliced, far, again, whole, behind = (
+        pp.plan(machine=machine, **asked, ranks=ranks, context=context, schedules=[name]).best
+        for machine, ranks, context, name in (
+            ("h100", 16, 1, "seq1f1b"),
+            (slower, 16, 1, "seq1f1b"),
+            ("h100", 16, 1, "interleaved"),
+            ("h100", 2, 8, "interleaved"),
+            (slower, 2, 8, "interleaved"),
+        )
+    )
+    assert len(sliced.slices) == 16 and again.recompute and round(again.longer(sliced), 2) == 0.5
+    assert round(max(whole.memory) / 1e9, 1) == 79.6 and round(sliced.longer(whole), 2) == 0.06
+    assert round(1 - far.whole / behind.whole, 2) == 0.1
