@@ -1,7 +1,10 @@
 """Lesson 13: orders on slices, lengths of equal time and numbers of chunks; wrong ones are rejected with the reason."""
 
+import csv
+from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
+from pathlib import Path
 
 import pytest
 import stepper
@@ -10,6 +13,7 @@ from answers import test_right_answers_are_accepted, test_wrong_answers_are_refu
 import ppedu as pp
 from ppedu import B, F
 from ppedu.course.exercises.lesson_13 import CUT, PROMPTS, SLICED, _best_chunks, _first_token
+from ppedu.notebook import heron
 from ppedu.zoo.registry import Registered, build
 
 RIGHT = {}
@@ -200,3 +204,30 @@ def test_the_formula_for_the_first_token_is_that_of_a_simulated_prefill(sizes):
     for chunks in {best, 7}:
         run = pp.prefill(ranks, 10**6, chunks, costs, equal_time=True, decode=each)
         assert run.time_to_first_token == pytest.approx(_first_token(chunks, *sizes), rel=1e-4)
+
+
+LONG = replace(heron, sequence=131_072)
+
+
+def test_the_numbers_that_the_lesson_states_without_computing_them():
+    now, step = (pp.simulate(pp.schedule("1f1b", 8, m), each.costs(8)) for m, each in ((32, heron), (2, LONG)))
+    assert 32 * heron.sequence == 2 * LONG.sequence, "a step has the same tokens"
+    assert (round(now.bubble, 3), round(step.bubble, 2)) == (0.214, 0.78)
+    assert LONG.peak(step) == pytest.approx(88, abs=0.5) and heron.memory == 80e9
+    assert (step.busy[0], step.makespan) == pytest.approx((7.4, 33.9), abs=0.05)
+    parts = [2 * each.sequence * heron.width / (2 * heron.layer_weights) for each in (heron, LONG)]  # attention by rest
+    assert parts[0] / (1 + parts[0]) == pytest.approx(0.08, abs=0.005) and parts[1] > 1
+    sixteen = pp.simulate(pp.schedule("seq1f1b", 4, 2, slices=16))
+    assert (round(sixteen.bubble, 3), max(sixteen.peak_activations)) == (0.086, 19 / 16)
+    assert pp.equal_time_slices(131_072, 4, 0.5)[0] / 131_072 == pytest.approx(0.37, abs=0.005)
+    assert min(pp.equal_time_slices(131_072, 32, 4 / 7)) == 2626
+
+
+def test_what_the_lesson_says_of_llama_3():
+    with (Path(__file__).parents[1] / "published" / "llama3.csv").open(encoding="utf-8") as file:
+        _, short, long = [
+            {name: each[name] for name in ("sequence", "global_batch", "replicas", "context")}
+            for each in csv.DictReader(file)
+        ]
+    assert short == {"sequence": "8192", "global_batch": "2048", "replicas": "128", "context": "1"}
+    assert long == {"sequence": "131072", "global_batch": "128", "replicas": "8", "context": "16"}
