@@ -13,9 +13,9 @@ import ppedu as pp
 from ppedu.planning.memory import Sizes, in_flight
 from ppedu.planning.partition import Cutting
 from ppedu.sim.partition import by_cost
-from ppedu.zoo.registry import options_of, published
+from ppedu.zoo.registry import published
 
-NAMES = [name for name, entry in published().items() if not entry.forward_only and "slices" not in options_of(name)]
+NAMES = [name for name, entry in published().items() if not entry.forward_only and pp.schedule(name, 4, 8).plain]
 
 
 def drawn(chance, count):
