@@ -72,7 +72,7 @@ CALLS = {
     "Action": (lambda *fields: (str(Action(*fields)), repr(Action(*fields))), 0, Op.F, 0),
     "Action.parse": (Action.parse, "0F0"),
     "Action.of": (Action.of, pp.F(0, 0)),
-    **{make.__name__: (lambda *fields, make=make: str(make(*fields)), 0, 0) for make in (pp.F, pp.B, pp.I, pp.W, pp.R)},
+    **{name: (lambda *fields, make=getattr(pp, name): str(make(*fields)), 0, 0) for name in "FBIWRU"},
     "overlap": (overlap, pp.F(0, 1), pp.B(0, 0)),
     "Placement": (Placement, "mine", 2, ((0, 1), (1, 0)), 1),
     "Placement.make": (Placement.make, "v", 2, 2, 3),
@@ -111,6 +111,7 @@ CALLS = {
     ),
     "merge_backward": (pp.merge_backward, SCHEDULE),
     "recompute": (pp.recompute, SCHEDULE, [0]),
+    "versions": (pp.versions, SCHEDULE),
     "label": (pp.label, SEND, Placement.make("loop", 2)),
     "simulate": (pp.simulate, SCHEDULE, Costs()),
     **{

@@ -45,9 +45,9 @@ def versions(schedule: Schedule) -> Versions:
         ((0, 1, 1), (0, 0, 0))
 
     A schedule without U is one step: all of it uses version 0, and nothing is late. Staleness says how late gradients
-    are, not whether training converges. Reports differ. With one update of delay, arXiv 2006.09503 ends as accurate as
-    without, and arXiv 2606.30634 does with Muon, but not with AdamW. In arXiv 2602.03515, training slows down as the
-    delay grows with the number of stages.
+    are, not whether training converges. Reports differ. With one update of delay, arXiv 2006.09503 ends about as
+    accurate as without, and arXiv 2606.30634 finds that Muon bears it, and that AdamW gets much worse. In
+    arXiv 2602.03515, training slows down as the delay grows with the number of stages.
 
     Raises:
         SettingError: `schedule` is not a Schedule.

@@ -37,9 +37,10 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
     "weight": ("W's part of B", 0, 1, 0.1, Fraction(1, 2)),
     "latency": ("latency", 0, 2, 0.1, 0),
     "overlap": ("a pair saves", 0, 0.5, 0.01, 0),
+    "update": ("U takes", 0, 2, 0.1, 0),
     "memory": ("memory limit", 0, 10**9, 1, 0),  # 0: no limit; the slider ends at what is needed, see `_hungriest`
 }
-COSTS = ("forward", "backward", "weight", "latency", "overlap")
+COSTS = ("forward", "backward", "weight", "latency", "overlap", "update")
 
 Settings = dict[str, Any]
 
@@ -215,8 +216,7 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
         costs["weight"] = backward * settings["weight"]
     if settings["overlap"]:
         costs["overlap"] = (forward + backward) * (1 - settings["overlap"])
-    if settings["latency"]:
-        costs["latency"] = settings["latency"]
+    costs |= {name: settings[name] for name in ("latency", "update") if settings[name]}
     # Computed exactly and then rounded, so that `code` shows the same numbers. Fractions would make simulating slow.
     return {name: int(cost) if cost == int(cost) else float(cost) for name, cost in costs.items()}
 
@@ -271,7 +271,7 @@ def _hungriest(timeline: Timeline) -> int:
 def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
     """Yield the controls that affect the selected schedule, each as the dict that the browser builds it from.
 
-    The controls for W and for overlapped pairs appear if the schedule that is shown has such actions.
+    The controls for W, for U and for overlapped pairs appear if the schedule that is shown has such actions.
     """
     name, shown = settings["schedule"], timeline.schedule
     options = options_of(name)
@@ -283,6 +283,7 @@ def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
             (settings["costs"] and key in COSTS)
             or (key in ("chunks", "slices") and key not in options)
             or (key == "weight" and Op.W not in ops)
+            or (key == "update" and Op.U not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
         )
         if has_no_effect:

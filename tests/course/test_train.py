@@ -104,7 +104,7 @@ def sized(ranks):
 def possible(ranks):
     def is_possible(name):
         try:
-            return bool(pp.schedule(name, ranks, 2 * ranks))
+            return not pp.schedule(name, ranks, 2 * ranks).updated
         except pp.SettingError:
             return False
 

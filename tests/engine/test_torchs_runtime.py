@@ -51,7 +51,7 @@ dist.barrier()
 
 FOUND = ["atlas line 3", "atlas v 5", "atlas loop 5"]  # the best for a placement and a memory
 MADE = {name: pp.schedule(name, 4, 8) for name in pp.schedules()}
-NAMES = [name for name, each in MADE.items() if each.placement.copies == each.slices == 1 and not each.recomputed]
+NAMES = [name for name, each in MADE.items() if each.plain and each.placement.copies == 1]
 NAMES += FOUND
 FORMS = ["compute_only", "compute_comms"]
 QUICK = ["1f1b", "interleaved", "zb-v", "dualpipev", FOUND[1]]  # of each placement, with halves, and with pairs

@@ -29,7 +29,7 @@ def optimizer(kind, weights):
     return torch.optim.AdamW(weights, lr=0.01) if kind == "adamw" else torch.optim.SGD(weights, lr=0.05, momentum=0.9)
 
 def replayed(schedule, kind, inputs, targets):
-    "Each stage steps at its U, with its gradients of then, each for the weights that its F has had."
+    "Each stage steps where its order has a U, with gradients for the weights that their forwards had."
     layers = [Layer(stage) for stage in range(schedule.stages)]
     steppers = [optimizer(kind, layer.parameters()) for layer in layers]
     weights = [[dict((name, each.detach().clone()) for name, each in layer.named_parameters())] for layer in layers]
@@ -140,7 +140,7 @@ for seed in range(8):
 }
 
 
-def test_what_has_no_updates_takes_no_optimizers():
+def test_what_updates_are_not_for_is_refused():
     plain, updated = pp.schedule("1f1b", 1, 2), pp.schedule("pipedream", 1, 2)
     module, other = nn.Linear(2, 2), nn.Linear(2, 2)
     own, wrong = (torch.optim.SGD(each.parameters()) for each in (module, other))

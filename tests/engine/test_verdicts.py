@@ -48,7 +48,7 @@ def names(size, microbatches):
             schedule = pp.schedule(name, size, microbatches)
         except pp.PipelineError:
             continue
-        if schedule.placement.copies == schedule.slices == 1 and not (schedule.forward_only or schedule.recomputed):
+        if schedule.plain and schedule.placement.copies == 1 and not schedule.forward_only:
             found.append(name)
     return found
 

@@ -56,15 +56,13 @@ def run_schedule(
 
     Raises:
         ScheduleError: The schedule is not legal.
-        SettingError: The schedule has two copies of the model, or cuts sequences into slices.
+        SettingError: The schedule has two copies of the model, slices of sequences, or updates of the weights (U).
     """
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
-    if schedule.updated:
-        raise SettingError(f"{schedule.name} updates its weights before the end (U), and nothing here keeps older ones")
-    if placement.copies > 1 or placement.slices > 1:
-        what = "two copies of the model" if placement.copies > 1 else "slices of sequences"
-        raise SettingError(f"{schedule.name} trains {what}, and nothing here adds up their gradients")
+    if placement.copies > 1 or placement.slices > 1 or schedule.updated:
+        what = "slices" if placement.slices > 1 else "versions" if schedule.updated else "copies of the model"
+        raise SettingError(f"{schedule.name} trains several {what}, and nothing here adds up their gradients")
     lowered = schedule if schedule.lowered else lower(schedule)
 
     slots: dict[tuple[str, int, int], torch.Tensor] = {}
