@@ -72,7 +72,7 @@ CALLS = {
     "Action": (lambda *fields: (str(Action(*fields)), repr(Action(*fields))), 0, Op.F, 0),
     "Action.parse": (Action.parse, "0F0"),
     "Action.of": (Action.of, pp.F(0, 0)),
-    **{name: (lambda *fields, make=getattr(pp, name): str(make(*fields)), 0, 0) for name in "FBIWRU"},
+    **{name: (lambda *fields, name=name: str(getattr(pp, name)(*fields)), 0, 0) for name in "FBIWRU"},
     "overlap": (overlap, pp.F(0, 1), pp.B(0, 0)),
     "Placement": (Placement, "mine", 2, ((0, 1), (1, 0)), 1),
     "Placement.make": (Placement.make, "v", 2, 2, 3),

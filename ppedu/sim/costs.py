@@ -291,6 +291,7 @@ class Costs:
                     Op.B: (left, whole),
                     Op.I: (left, whole * (1 - part)),
                     Op.W: (0, whole * part),
+                    Op.U: (0, 0),
                 }
                 for op, (taken, freed) in of_mean.items():
                     for position, share in enumerate(of_slices):

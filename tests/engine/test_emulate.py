@@ -34,6 +34,7 @@ CASES = [
     ("1f1b", 4, COSTS),
     ("1f1b", 4, {**COSTS, "latency": 0.005}),
     ("zb-v", 6, COSTS),
+    ("pipedream", 4, {**COSTS, "update": 0.002}),
     ("dualpipe", 8, {**COSTS, "overlap": 0.009}),
 ]
 

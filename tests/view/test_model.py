@@ -18,6 +18,7 @@ CASES = [
     pp.simulate(pp.schedule("zb-v", 3, 6), pp.Costs(latency=Fraction(1, 3))),
     pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
     pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4))),
+    pp.simulate(pp.schedule("pipedream", 3, 5), pp.Costs(update=1)),
 ]
 each_case = pytest.mark.parametrize("timeline", CASES, ids=lambda t: t.schedule.name)
 
@@ -51,7 +52,7 @@ def test_every_action_is_a_box_at_its_time(timeline):
         for rank in range(timeline.schedule.ranks)
         for action, start, end in timeline.spans(rank)
         for single in action.singles
-        if single.op in ("F", "B", "I", "W")
+        if single.op in ("F", "B", "I", "W", "U")
     ]
     found = [(box.rank, label(box), box.start, box.end) for box in Panel(timeline).boxes]
     assert [each[:2] for each in found] == [each[:2] for each in expected]
@@ -82,6 +83,7 @@ def test_a_box_names_the_boxes_that_it_requires(timeline):
         expected = {
             "F": {f"{stage - 1}F{m}"} if stage else set(),
             "W": {f"{stage}I{m}"},
+            "U": {f"{stage}B{m}"},
         }.get(op, {f"{stage}F{m}"} | ({gradient[stage + 1, m]} if stage < last else set()))
         assert {label(panel.boxes[source]) for source in found} == expected
 
