@@ -70,6 +70,16 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
     return ()
 
 
+def why_slices_wait(action: Action, result: Result) -> str:
+    """Return why an action requires a result, if it is that of another slice of the same sequence."""
+    for stage, op, microbatch, _ in action.singles:
+        if op == Op.F and result == ("F", stage, microbatch - 1):
+            return ": a slice attends to those before it"
+        if op in (Op.B, Op.I) and result == ("B", stage, microbatch + 1):
+            return ": later slices add to the gradients of earlier ones"
+    return ""
+
+
 def produces(action: Action) -> tuple[Result, ...]:
     """Return the results that exist once an action has ended."""
     stage, op, microbatch, parts = action

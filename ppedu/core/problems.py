@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAIT_OF, WAITS, Action, Op
-from ppedu.core.dependencies import Replay, Result, awaited, posting, produces, requires, waited_for
+from ppedu.core.dependencies import Replay, Result, awaited, posting, produces, requires, waited_for, why_slices_wait
 from ppedu.core.placement import TOWARDS, other_end
 from ppedu.core.waiting import cycles
 
@@ -372,9 +372,8 @@ class _Inspection:
                     producer = self.producers[result]
                     source, at = self.places[producer]
                     if source == rank and at >= index:
-                        later = f"only comes at position {self.at(rank, at)}"
-                        where = later if at > index else "runs at the same time"
-                        why = _of_slices(action, result)
+                        where = f"only comes at position {self.at(rank, at)}" if at > index else "runs at the same time"
+                        why = why_slices_wait(action, result)
                         yield self._problem(rank, index, "order", f" needs {producer}, which {where}{why}")
 
     def _deadlocks(self) -> Iterator[Problem]:
@@ -399,13 +398,3 @@ class _Inspection:
                 rank, index = places[0]
                 action = self.given.orders[rank][index]
                 yield Problem(rank, index, action, "deadlock", "deadlock: " + ", ".join(waits), places)
-
-
-def _of_slices(action: Action, result: Result) -> str:
-    """Return why an action requires a result, if it is that of another slice of the same sequence."""
-    for stage, op, microbatch, _ in action.singles:
-        if op == Op.F and result == ("F", stage, microbatch - 1):
-            return ": a slice attends to those before it"
-        if op in (Op.B, Op.I) and result == ("B", stage, microbatch + 1):
-            return ": later slices add to the gradients of earlier ones"
-    return ""

@@ -46,7 +46,7 @@ LESSONS = [
         ("imbalance", "slow node", "slow link", "interruptions", "long sequence"),
     ),
     Lesson(12, "two directions, and what a copy costs", "dualpipe, dualpipev", ("two copies",)),
-    Lesson(13, "a long sequence, in slices of equal time", "seq1f1b, pp.prefill"),
+    Lesson(13, "a sequence in slices that take equally long", "seq1f1b, pp.prefill"),
     Lesson(14, "an order of your own, and the best one", "pp.register, pp.search"),
     Lesson(15, "move work first, then choose a schedule", "pp.plan, pp.calibrate"),
 ]

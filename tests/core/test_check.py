@@ -12,7 +12,7 @@ from stepper import parents
 from strategies import legal_schedules, mutated_schedules, often, one_f_one_b, read, shuffled_schedules, with_orders
 
 import ppedu as pp
-from ppedu import Action, B, F, I, Op, Placement, W, check
+from ppedu import Action, B, F, I, Op, Placement, U, W, check
 from ppedu.core import suggest_placement
 
 
@@ -63,6 +63,8 @@ def test_all_actions_that_are_missing_are_reported(schedule):
         expected |= {forward} - there
         if full not in there:
             expected |= {first, second} - there if there & {first, second} else {full}
+    if any(action.op == "U" for action in there):  # then each stage needs one for its last gradients
+        expected |= {U(stage, schedule.microbatches - 1) for stage in range(schedule.stages)} - there
     reported = [problem.action for problem in check(schedule) if problem.kind == "missing"]
     assert set(reported) == expected and len(reported) == len(expected)
     assert all(p.rank == p.action.stage % schedule.ranks for p in check(schedule) if p.kind == "missing")

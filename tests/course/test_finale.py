@@ -163,7 +163,7 @@ def test_the_symptom_is_what_an_independent_judge_finds_first(name):
 
 
 def test_the_lesson_asks_for_each_symptom():
-    [lesson] = (Path(__file__).parents[2] / "notebooks").glob("15_*.ipynb")
+    [lesson] = (Path(__file__).parents[2] / "notebooks").glob("16_*.ipynb")
     source = "\n".join("".join(cell["source"]) for cell in json.loads(lesson.read_text(encoding="utf-8"))["cells"])
     [options] = re.findall(r'^predict\("what goes wrong", (\[.+?\])\)$', source, re.M | re.S)
     assert ast.literal_eval(options) == list(dict.fromkeys(SYMPTOMS.values()))
