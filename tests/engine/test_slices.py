@@ -116,6 +116,22 @@ for weight, other in zip(pipeline.stages[rank].module.parameters(), whole[rank].
 if outputs is not None:
     torch.testing.assert_close(outputs, whole(inputs).detach(), atol=1e-6, rtol=1e-4)
 """,
+    "prefill": """
+one = nn.ModuleList(GPT.stage(config, stage, size) for stage in range(size))
+for chunks in (1, 4, [4, 3, 2, 1]):
+    made = pp.prefill(size, 10, chunks)
+    options = {"group": fresh(), "batching": Batching(slices=made.lengths), "timeout": 1.5}
+    pipeline = Pipeline(made.schedule, {rank: GPT.stage(config, rank, size)}, next_token_loss, **options)
+    outputs = pipeline.forward(inputs[:1])
+    x = inputs[:1]
+    for stage in one:
+        x = stage(x)
+    assert (outputs is None) == (rank < size - 1), made.lengths
+    if outputs is not None:
+        torch.testing.assert_close(outputs, x.detach(), atol=1e-6, rtol=1e-4)
+        assert outputs.argmax(-1).equal(x.argmax(-1))
+    assert pipeline.timeline.schedule.orders == made.schedule.orders
+""",
     "no past": """
 pipeline = sliced(nn.Linear(8, 8))
 """,

@@ -135,8 +135,8 @@ export class Timeline {
     this.gaps = data.gaps.map(([rank, start, end, why]) => ({ rank, start, end, why }));
     /** @type {Timeline | null} */
     this.outline = data.outline && new Timeline(data.outline);
-    /** @type {Map<string, number>} */
-    this.places = new Map(); // where `find` finds each action
+    /** @type {Map<string, number[]>} */
+    this.places = new Map(); // where `find` finds the actions of a stage and an op, by microbatch
   }
 
   /**
@@ -158,8 +158,16 @@ export class Timeline {
    * @param {string} label
    */
   find(label) {
-    if (!this.places.size) for (let i = 0; i < this.count; i++) this.places.set(this.label(i), i);
-    return this.places.get(label);
+    const { stage, op, microbatch } = this.boxes;
+    if (!this.places.size) {
+      for (let i = 0; i < this.count; i++) {
+        const kind = `${stage[i]}${op[i]}`;
+        if (!this.places.has(kind)) this.places.set(kind, []);
+        /** @type {number[]} */ (this.places.get(kind))[microbatch[i]] = i;
+      }
+    }
+    const [, kind, m] = /** @type {RegExpMatchArray} */ (label.match(/^(\d+\D+)(\d+)$/));
+    return this.places.get(kind)?.[Number(m)];
   }
 
   /**
