@@ -89,15 +89,12 @@ class Emulation:
         group = _without_gpus(PipelineGroup.of(group))
         words = max(2, -(-require_count("size", size) // 8))  # of 8 bytes, rounded up; two of them are times
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
-        optimizer = None if barrier else PostValidation(torch.optim.SGD([{"params": []}]))  # no weights
+        nothing = torch.optim.SGD([{"params": []}])  # no weights
+        optimizer: Any = None if barrier else PostValidation(nothing)
+        if schedule.updated:
+            optimizer = dict.fromkeys(stages, nothing)
         self.pipeline = Pipeline(
-            schedule,
-            stages,
-            lambda *_: torch.zeros(()),
-            group,
-            timeout=timeout,
-            optimizer=optimizer,
-            optimizers={stage: torch.optim.SGD([{"params": []}]) for stage in stages} if schedule.updated else None,
+            schedule, stages, lambda *_: torch.zeros(()), group, timeout=timeout, optimizer=optimizer
         )
         if self.pipeline.validation:
             self.pipeline.validation.settle = self._settle  # type: ignore[method-assign]

@@ -99,12 +99,12 @@ class Pipeline:
         optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end
             of a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the
             inputs, or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises
-            an error instead of training its batch; call it again.
-        optimizers: for a schedule with updates (U), such as pipedream: by stage of this rank, an optimizer with its
-            weights to train. A U steps it with the parts of the batch's loss that are its microbatches', and clears the
-            gradients; a backward has the weights of its forward, as `ppedu.versions` counts them. One call of `step` is
-            many updates, and the pipeline is empty between two calls. There are no replicas, ties, sharded weights and
-            loss_scale, buffers have no versions, and a loss that is not finite is found when the call ends.
+            an error instead of training its batch; call it again. Or, for a schedule with updates (U), such as
+            pipedream: by stage of this rank, an optimizer with its weights to train. A U steps it with the parts of the
+            batch's loss that are its microbatches', and clears the gradients; a backward has the weights of its
+            forward, as `ppedu.versions` counts them. One call of `step` is many updates, and the pipeline is empty
+            between two calls. There are no replicas, ties, sharded weights and loss_scale, buffers have no versions,
+            and a loss that is not finite is found when the call ends.
         timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
         debug: state in each message what it is, and detect tensors that are written to after they were sent.
 
@@ -125,8 +125,7 @@ class Pipeline:
         batching: Batching = Batching(),  # noqa: B008 (it is immutable)
         autocast: torch.dtype | None = None,
         seed: int | None = None,
-        optimizer: PostValidation | None = None,
-        optimizers: Optimizers | None = None,
+        optimizer: PostValidation | Optimizers | None = None,
         timeout: float = 60.0,
         debug: bool = False,
     ):
@@ -163,11 +162,14 @@ class Pipeline:
         limit = timedelta(seconds=timeout)
         self.control = Control(self.group, limit, replicas)
         self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
-        require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
-        self.validation = Validation(optimizer, self.control, self.gradients) if optimizer else None
-        self.updates = find_updates(schedule, self.stages, optimizers)
-        if self.updates and (replicas or tied or optimizer):
-            raise SettingError(f"{schedule!r} updates weights within a step; leave out replicas, tied and optimizer")
+        self.updates = find_updates(schedule, self.stages, optimizer)
+        if self.updates and (replicas or tied):
+            raise SettingError(f"{schedule!r} updates weights within a step; leave out replicas and tied")
+        if not self.updates:
+            require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
+        self.validation: Validation | None = None
+        if isinstance(optimizer, PostValidation):
+            self.validation = Validation(optimizer, self.control, self.gradients)
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -82,20 +83,20 @@ class Weights:
             del self.kept[version]
 
 
-def find_updates(schedule: Schedule, stages: Mapping[int, Stage], optimizers: Optimizers | None) -> dict[int, Weights]:
+def find_updates(schedule: Schedule, stages: Mapping[int, Stage], optimizers: Any) -> dict[int, Weights]:
     """Return the weights of each stage that the schedule updates, by number; none if it has no U.
 
     Raises:
         SettingError: there is not an optimizer for each stage with exactly its weights, or there is no U.
     """
     if not schedule.updated:
-        if optimizers is not None:
+        if isinstance(optimizers, Mapping):
             raise SettingError(f"{schedule!r} has no U, so it steps no optimizers; call their step() yourself")
         return {}
     if not isinstance(optimizers, Mapping) or set(optimizers) != set(stages):
         raise SettingError(
             f"{schedule!r} updates weights: give an optimizer for each stage of this rank, such as "
-            f"optimizers={{{min(stages)}: torch.optim.SGD(module.parameters(), lr=0.1)}}; got {optimizers!r}"
+            f"optimizer={{{min(stages)}: torch.optim.SGD(module.parameters(), lr=0.1)}}; got {optimizers!r}"
         )
     trained = [weight for stage in stages.values() for weight in stage.module.parameters() if weight.requires_grad]
     if len(set(trained)) < len(trained):

@@ -83,7 +83,8 @@ class Instance:
                 "leave out overlap"
             )
         stages, ranks = placement.stages, placement.ranks
-        times = {op: [exact(time) for time in row] for op, row in costs.durations(stages, ranks).items()}
+        lengths = costs.durations(stages, ranks)
+        times = {op: [exact(time) for time in lengths[op]] for op in (Op.F, Op.B, Op.I, Op.W)}
         if costs.overlap is None:
             of_pair = [forward + backward for forward, backward in zip(times[Op.F], times[Op.B], strict=True)]
         else:

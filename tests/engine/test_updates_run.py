@@ -77,7 +77,7 @@ def trained(schedule, kind, recompute=False):
     modules = {stage: Layer(stage) for stage in local_stages(schedule, rank)}
     optimizers = {stage: optimizer(kind, module.parameters()) for stage, module in modules.items()}
     stages = {stage: Stage(module, stage, recompute=recompute) for stage, module in modules.items()}
-    return Pipeline(schedule, stages, fn.mse_loss, optimizers=optimizers), modules
+    return Pipeline(schedule, stages, fn.mse_loss, optimizer=optimizers), modules
 
 def compare(schedule, kind):
     inputs, targets = data(schedule.microbatches)
@@ -145,27 +145,27 @@ def test_what_updates_are_not_for_is_refused():
     module, other = nn.Linear(2, 2), nn.Linear(2, 2)
     own, wrong = (torch.optim.SGD(each.parameters()) for each in (module, other))
     for schedule, options, message in (
-        (plain, {"optimizers": {0: own}}, r"has no U, so it steps no optimizers; call their step\(\) yourself"),
-        (updated, {}, "give an optimizer for each stage of this rank, such as optimizers={0: torch.optim.SGD"),
-        (updated, {"optimizers": {1: own}}, "give an optimizer for each stage of this rank"),
+        (plain, {"optimizer": {0: own}}, r"has no U, so it steps no optimizers; call their step\(\) yourself"),
+        (updated, {}, "give an optimizer for each stage of this rank, such as optimizer={0: torch.optim.SGD"),
+        (updated, {"optimizer": {1: own}}, "give an optimizer for each stage of this rank"),
         (
             updated,
-            {"optimizers": {0: wrong}},
+            {"optimizer": {0: wrong}},
             "the optimizer of stage 0 must have all weights of that",
         ),
         (
             updated,
-            {"optimizers": {0: own}, "tied": [((0, "weight"), (0, "bias"))]},
-            "leave out replicas, tied and optim",
+            {"optimizer": {0: own}, "tied": [((0, "weight"), (0, "bias"))]},
+            "leave out replicas and tied",
         ),
-        (updated, {"optimizers": {0: own}, "optimizer": PostValidation(own)}, "leave out replicas, tied and optimizer"),
+        (updated, {"optimizer": PostValidation(own)}, "give an optimizer for each stage of this rank"),
     ):
         with pytest.raises(SettingError, match=message):
             Pipeline(schedule, {0: module}, **options)
     two = pp.Schedule("two", pp.Placement.make("loop", 1, 2), 1, [["0F0", "1F0", "1B0", "0B0", "0U0", "1U0"]])
     with pytest.raises(SettingError, match="two stages of this rank share a weight"):
-        Pipeline(two, {0: module, 1: module}, optimizers={0: own, 1: own})
-    pipeline = Pipeline(updated, {0: module}, lambda y, target: y.sum(), optimizers={0: own})
+        Pipeline(two, {0: module, 1: module}, optimizer={0: own, 1: own})
+    pipeline = Pipeline(updated, {0: module}, lambda y, target: y.sum(), optimizer={0: own})
     with pytest.raises(SettingError, match="leave out loss_scale"):
         pipeline.step(torch.ones(2, 2), torch.ones(2), loss_scale=2.0)
 
