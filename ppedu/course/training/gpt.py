@@ -108,7 +108,7 @@ class GPT(nn.Module):
     def forward(self, x: torch.Tensor, past: Past | None = None) -> torch.Tensor:
         out = x if self.embedding is None else self.embedding(x, past)
         for name, layer in self.layers.items():
-            out = layer(out, past, name)
+            out = layer(out) if past is None else layer(out, past, name)
         out = out if self.head is None else self.head(out)
         return x.view_as(x) if out is x else out  # a stage without pieces has an output of its own, too
 
