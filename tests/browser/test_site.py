@@ -289,6 +289,7 @@ def test_a_change_is_undone(playground):
 def test_a_copied_link_keeps_what_is_set_in_the_picture(playground):
     page, drawn = playground, "() => [...document.querySelectorAll('#shown canvas')].map(each => each.toDataURL())"
     page.get_by_role("tab", name="explore").click()
+    expect(page.locator("#shown")).to_contain_text("memory limit")  # a slider that no other view has
     page.get_by_label("color by").select_option("stage")
     page.get_by_label("critical path").check()
     page.get_by_role("button", name="zoom in").click()
