@@ -1,6 +1,7 @@
 """The site in a real browser, from a local server: front page, lessons, gallery; what a reader's code cannot do."""
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -286,8 +287,8 @@ def test_a_change_is_undone(playground):
     assert playground.url == first
 
 
-def test_a_copied_link_keeps_what_is_set_in_the_picture(playground):
-    page, drawn = playground, "() => [...document.querySelectorAll('#shown canvas')].map(each => each.toDataURL())"
+def test_a_copied_link_keeps_what_is_set_in_the_picture(visit):
+    page, drawn = visit(), "() => [...document.querySelectorAll('#shown canvas')].map(each => each.toDataURL())"
     page.get_by_role("tab", name="explore").click()
     expect(page.locator("#shown")).to_contain_text("memory limit")  # a slider that no other view has
     page.get_by_label("color by").select_option("stage")
@@ -306,8 +307,8 @@ def test_a_copied_link_keeps_what_is_set_in_the_picture(playground):
     follow(page, link)
     expect(page.get_by_label("color by")).to_have_value("stage")
     expect(page.locator("#shown .ppedu-line")).to_contain_text("Microbatch 0")
-    page.wait_for_timeout(100)
-    assert page.evaluate(drawn) == before
+    same = f"before => JSON.stringify(({drawn})()) === before"
+    page.wait_for_function(same, arg=json.dumps(before, separators=(",", ":")))
 
 
 def test_a_link_made_in_python_opens_the_same_picture(playground, address):
