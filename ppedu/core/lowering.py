@@ -177,7 +177,7 @@ def recompute(schedule: Schedule, stages: Sequence[int] | Set[int] | None = None
             1F1B, an R saves no memory.
 
     Raises:
-        SettingError: `schedule` is not a Schedule, or it is lowered; or there is no such stage.
+        SettingError: `schedule` is not a Schedule, or it is lowered, or it lacks one of the `stages`.
     """
     require_compute("recompute", schedule)
     every = range(schedule.stages)

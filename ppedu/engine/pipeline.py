@@ -103,8 +103,8 @@ class Pipeline:
             pipedream: by stage of this rank, an optimizer with its weights to train. A U steps it with the parts of the
             batch's loss that are its microbatches', and clears the gradients; a backward has the weights of its
             forward, as `ppedu.versions` counts them. One call of `step` is many updates, and the pipeline is empty
-            between two calls. There are no replicas, ties, sharded weights and loss_scale, buffers have no versions,
-            and a loss that is not finite is found when the call ends.
+            between two calls. Leave out replicas, ties, sharded weights and loss_scale. Buffers have no versions, and
+            a loss that is not finite is found when the call ends.
         timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
         debug: state in each message what it is, and detect tensors that are written to after they were sent.
 

@@ -87,7 +87,7 @@ def find_updates(schedule: Schedule, stages: Mapping[int, Stage], optimizers: An
     """Return the weights of each stage that the schedule updates, by number; none if it has no U.
 
     Raises:
-        SettingError: there is not an optimizer for each stage with exactly its weights, or there is no U.
+        SettingError: a stage lacks an optimizer with exactly its weights, or the schedule has no U.
     """
     if not schedule.updated:
         if isinstance(optimizers, Mapping):

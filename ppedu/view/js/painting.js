@@ -14,7 +14,7 @@ import { textOf } from "./why.js";
  * @typedef {import("./why.js").Placed} Placed
  */
 
-const [NARROW, FLAT] = [0.5, 0.1]; // pixels: the width, and the difference in height, of steps that cannot be told apart
+const [NARROW, FLAT] = [0.5, 0.1]; // pixels: narrower steps, and steps that differ less in height, look like one
 const EDGE = 0.55; // how dark the upper edge of a memory strip is
 
 /**
