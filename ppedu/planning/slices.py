@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import sqrt
 from typing import Any
 
 from ppedu.core import SettingError
@@ -13,6 +12,7 @@ from ppedu.core.numeric import ratio
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import SIZES, TIMES, Pieces
+from ppedu.sim.lengths import part_of_time
 
 COUNTS = 2, 4, 8, 16
 LONG = 32_768  # tokens of a sequence; in shorter ones, attention and activations are a small part of a microbatch
@@ -73,9 +73,8 @@ def _even(whole: Pieces, half: Pieces, sequence: int, count: int) -> list[int]:
     """
     long, short = (float(sum(each.forward + each.backward for each in row.pieces[1:-1])) for row in (whole, half))
     bent = max(0, 2 - 4 * short / long)  # the part of b·x² in whole sequences
-    straight, step = 1 - bent, STEP * whole.context
-    shares = (number / count for number in range(count))
-    parts = (2 * share / (straight + sqrt(straight**2 + 4 * bent * share)) for share in shares)
+    step = STEP * whole.context
+    parts = (part_of_time(number / count, bent) for number in range(count))
     return [*(round(part * sequence / step) * step for part in parts), sequence]
 
 

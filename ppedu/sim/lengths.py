@@ -38,13 +38,21 @@ def shares_of(lengths: Sequence[Number], slices: int) -> list[Share]:
     return [Share(end - start, end**2 - start**2) for start, end in pairwise(ends)]
 
 
+def part_of_time(time: Number, attention: Number) -> float:
+    """Return the part of a sequence, from its beginning, that takes the part `time` of its time, both 0 to 1.
+
+    The first part c takes (1 - attention)·c + attention·c², which is solved for c.
+    """
+    linear = 1 - attention
+    return 2 * time / (linear + sqrt(linear**2 + 4 * attention * time)) if time else 0.0
+
+
 def equal_time_slices(tokens: int, slices: int, attention: Number) -> tuple[int, ...]:
     """Return lengths of slices, in whole tokens, that take as equally long as these can: later ones are shorter.
 
         equal_time_slices(131072, 4, attention=0.5)  # (47976, 33031, 26849, 23216)
 
-    The first part c of a sequence takes (1 - attention)·c + attention·c² of its time, a quadratic equation for each
-    cut. Seq1F1B (arXiv 2406.03488) and SGLang cut in this way. Pass them to `Costs(lengths=…)`.
+    Seq1F1B (arXiv 2406.03488) and SGLang cut in this way; see `part_of_time`. Pass them to `Costs(lengths=…)`.
 
     Args:
         tokens: In the whole sequence.
@@ -57,9 +65,8 @@ def equal_time_slices(tokens: int, slices: int, attention: Number) -> tuple[int,
     require_number("attention", attention, lambda part: 0 <= part <= 1, "a part of the time, 0 to 1")
     if slices > tokens:
         raise SettingError(f"{plural(tokens, 'token')} cannot be cut into {slices} slices; take at most {tokens}")
-    linear, cuts = 1 - attention, [0]
+    cuts = [0]
     for cut in range(1, slices):
-        time = cut / slices
-        place = tokens * 2 * time / (linear + sqrt(linear**2 + 4 * attention * time))
-        cuts.append(min(max(round(place), cuts[-1] + 1), tokens - (slices - cut)))  # no slice is empty
+        place = round(tokens * part_of_time(cut / slices, attention))
+        cuts.append(min(max(place, cuts[-1] + 1), tokens - (slices - cut)))  # no slice is empty
     return tuple(end - start for start, end in pairwise([*cuts, tokens]))
