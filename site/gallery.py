@@ -251,9 +251,8 @@ def _simulated(timeline: Timeline) -> dict[str, object]:
 
 def _gaps(name: str) -> str:
     """Return a table of the schedule's makespan beside the least possible one for small sizes."""
-    kind = require_registered(name).placement, pp.schedule(name, 2, 4).chunks
-    place = next((each for each, of in PLACEMENTS.items() if of == kind), None)
-    if place is None or "slices" in options_of(name):
+    place = _in_atlas(name)
+    if place is None:
         return "<p>How short a step can be with such a placement, or with slices, is not proven yet.</p>"
     rows = []
     for ranks, microbatches in PROVEN:
@@ -269,9 +268,23 @@ def _gaps(name: str) -> str:
 schedule needs. F, I and W of a stage take 1. <a href="../book/docs/optima.html">How it is proven</a></p>"""
 
 
+def _in_atlas(name: str) -> str | None:
+    """Return the placement of the atlas for a schedule, of two slices if it has any; None without an entry."""
+    try:
+        made = _made(name, 2, 4)
+    except PipelineError:  # it does not exist with two slices
+        return None
+    kind = made.placement.name, made.chunks, made.slices, bool(made.recomputed)
+    return next((each for each, of in PLACEMENTS.items() if of[:4] == kind), None)
+
+
+def _made(name: str, ranks: int, microbatches: int) -> pp.Schedule:
+    return pp.schedule(name, ranks, microbatches, **({"slices": 2} if "slices" in options_of(name) else {}))
+
+
 def _beside_best(name: str, ranks: int, microbatches: int, place: str) -> tuple[Number, Entry]:
     """Return the makespan of a schedule, and the entry of the atlas for its placement and memory."""
-    made = pp.schedule(name, ranks, microbatches)
+    made = _made(name, ranks, microbatches)
     timeline = pp.simulate(made, atlas(ranks, microbatches, placement=place).costs)
     return timeline.makespan, atlas(ranks, microbatches, max(timeline.peak_activations), place)
 

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import ppedu as pp
 from ppedu.search.atlas import FILE, MOST_MICROBATCHES, MOST_RANKS, PLACEMENTS, Entry, parse, placement_of
+from ppedu.search.bounds import least_ticks
 from ppedu.search.instance import Instance, held
 from ppedu.search.optimal import FORMULATIONS, race, search
 
 ATLAS = Path(__file__).parents[1] / "ppedu" / "search" / FILE
 HEADER = """\
 # The best schedules for small sizes; written by `make atlas`, checked by tests/search/test_atlas.py.
-# placement, ranks, microbatches, memory (activations of a stage); makespan, least possible makespan, proofs; then for
-# each rank its actions: F I W are those of its first stage, f i w of its second. The n-th F is that of microbatch n.
+# placement, ranks, microbatches, memory (activations of a stage or slice); makespan, least possible makespan, proofs;
+# then for each rank its actions: F I W are those of its first stage or slice, f i w of its second, R is an F that runs
+# again. The n-th F is that of microbatch n.
 """
 
 
@@ -28,17 +30,18 @@ def instance_of(name: str, ranks: int, microbatches: int, memory: int | None) ->
     placement = placement_of(name, ranks, microbatches)
     limit = None if memory is None else Fraction(memory)
     costs = Entry(name, ranks, microbatches, 0, 0, 0, (), ()).costs
-    return Instance.of(placement, microbatches, costs, memory=limit)
+    return Instance.of(placement, microbatches, costs, memory=limit, recompute=PLACEMENTS[name].recompute)
 
 
 def rows_of(schedule: pp.Schedule) -> tuple[str, ...]:
     """Return the letters of a schedule with split backwards."""
     found = []
     for rank, order in enumerate(schedule.orders):
-        stages = held(schedule.placement, rank)
-        letters = []
+        place = schedule.placement
+        parts, letters = held(place, rank), []
         for stage, op, microbatch, _ in order:
-            second = stages.index((schedule.placement.copy(microbatch), stage))
+            part = stage * place.slices + microbatch % place.slices
+            second = parts.index((place.copy(microbatch), part))
             letters.append(op.lower() if second else op.value)
         found.append("".join(letters))
     return tuple(found)
@@ -79,7 +82,7 @@ def joined(first: Entry, second: Entry, memory: int) -> Entry:
 def shortened(entry: Entry) -> Entry:
     """Return a schedule for one microbatch less: without the last one, of the second copy if both have as many."""
     count = entry.microbatches - 1
-    letters = "FIWfiw" if entry.placement != "bidirectional" else "fiw" if count % 2 else "FIW"
+    letters = "FRIWfiw" if entry.placement != "bidirectional" else "fiw" if count % 2 else "FIW"
     rows = []
     for row in entry.rows:
         for letter in letters:
@@ -102,13 +105,14 @@ def improved(
 ) -> Entry:
     """Return the entry after a search, with a second proof if there is one."""
     instance = instance_of(name, ranks, microbatches, memory)
-    least = max([instance.bound, *(each.bound for each in known if each.memory >= memory)])
+    formula = least_ticks(instance)
+    least = max([formula, *(each.bound for each in known if each.memory >= memory)])
     smaller = [each for each in known if each.memory < memory]
     starts = [each.schedule for each in ([entry] if entry else []) + smaller]
     if more:
         starts.append(shortened(more).schedule)
-    for count, other in fewer.items():
-        if microbatches - count in fewer and (PLACEMENTS[name][0] != "bidirectional" or count % 2 == 0):
+    for count, other in () if PLACEMENTS[name].recompute else fewer.items():
+        if microbatches - count in fewer and (PLACEMENTS[name].placement != "bidirectional" or count % 2 == 0):
             starts.append(joined(other, fewer[microbatches - count], memory).schedule)
     bounds = {count: each.bound for count, each in fewer.items()}
     if not entry or entry.status != "optimal":
@@ -116,7 +120,7 @@ def improved(
         if found.interrupted:
             raise KeyboardInterrupt
         bound, proofs = int(found.bound), found.proofs
-        if bound == least and least > instance.bound:  # less memory cannot be faster
+        if bound == least and least > formula:  # less memory cannot be faster
             proofs = next(each.proofs for each in known if each.memory >= memory and each.bound == bound)
         entry = Entry(name, ranks, microbatches, memory, int(found.makespan), bound, proofs, rows_of(found.schedule))
     for formulation in FORMULATIONS:
@@ -139,12 +143,12 @@ def main() -> None:
         (name, ranks, microbatches)
         for microbatches in range(2, options.microbatches + 1)
         for ranks in range(2, options.ranks + 1)
-        for name in PLACEMENTS
+        for name, kind in PLACEMENTS.items()
+        if microbatches <= kind.most
     ]
     for name, ranks, microbatches in sizes:
-        free = instance_of(name, ranks, microbatches, None).bound
-        least = 1 if PLACEMENTS[name][1] == 1 else 2
-        for memory in range(least, 2 * microbatches + 1):
+        free = least_ticks(instance_of(name, ranks, microbatches, None))
+        for memory in range(PLACEMENTS[name].parts, 2 * microbatches + 1):
             key = name, ranks, microbatches, memory
             known = [each for other, each in found.items() if other[:3] == key[:3] and other != key]
             old = found.get(key)

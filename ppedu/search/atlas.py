@@ -12,16 +12,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
-from ppedu.core import Action, Op, Placement, Schedule, SettingError
+from ppedu.core import Op, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, exact
 from ppedu.core.validate import require_count, require_number, require_one_of
-from ppedu.search.instance import held
+from ppedu.search.instance import action_of, held
 from ppedu.sim import Costs
 
-# By name: the placement and the stages of each copy on a rank.
-PLACEMENTS = {"line": ("loop", 1), "loop": ("loop", 2), "v": ("v", 2), "bidirectional": ("bidirectional", 1)}
 MOST_RANKS, MOST_MICROBATCHES = 4, 12
+
+
+class Kind(NamedTuple):
+    """The placement of all entries of one name, and whether they may recompute."""
+
+    placement: str
+    chunks: int = 1  # stages of each copy on a rank
+    slices: int = 1
+    recompute: bool = False
+    most: int = MOST_MICROBATCHES
+
+    @property
+    def parts(self) -> int:
+        """How many actions of one op each microbatch has on a rank."""
+        return self.chunks * self.slices
+
+
+PLACEMENTS = {
+    "line": Kind("loop"),
+    "loop": Kind("loop", chunks=2),
+    "v": Kind("v", chunks=2),
+    "bidirectional": Kind("bidirectional"),
+    "slices": Kind("loop", slices=2, most=8),
+    "recomputed": Kind("loop", recompute=True, most=8),
+}
 FILE = "atlas.txt"
 
 
@@ -30,8 +54,9 @@ class Entry:
     """A schedule of the atlas.
 
     Attributes:
-        placement: "line" (a loop with one stage on each rank), "loop" or "v" (two stages), or "bidirectional".
-        memory: The activations of stages that a rank may hold.
+        placement: "line" (a loop with one stage on each rank), "loop" or "v" (two stages), "bidirectional", "slices"
+            (a line, with sequences cut in two) or "recomputed" (a line whose ranks may run forwards again).
+        memory: The activations of stages, or of slices, that a rank may hold.
         makespan: Of the schedule.
         bound: A shorter makespan is impossible.
         proofs: What shows that; see `Found`.
@@ -57,32 +82,31 @@ class Entry:
 
     @property
     def costs(self) -> Costs:
-        """One unit for each forward and each half of a backward of a stage."""
-        chunks = PLACEMENTS[self.placement][1]
-        return Costs(forward=chunks, input=chunks, weight=chunks, activation=chunks)
+        """One unit for each forward and each half of a backward of a stage, or of a slice. Inputs take no memory."""
+        parts = PLACEMENTS[self.placement].parts
+        return Costs(forward=parts, input=parts, weight=parts, activation=parts)
 
     @property
     def schedule(self) -> Schedule:
         """The schedule that the rows stand for.
 
-        F I W are the actions of a rank's first stage, and f i w those of its second one. The n-th of a letter is for
-        microbatch n: "FFIWIW" is 0F0 0F1 0I0 0W0 0I1 0W1 on rank 0 of a line. The second copy of a bidirectional
-        placement begins with microbatch `Placement.split`.
+        F I W are the actions of a rank's first stage or slice, and f i w those of its second one. The n-th of a letter
+        is for microbatch n: "FFIWIW" is 0F0 0F1 0I0 0W0 0I1 0W1 on rank 0 of a line. R is a forward that runs again.
+        The second copy of a bidirectional placement begins with microbatch `Placement.split`.
         """
         place = placement_of(self.placement, self.ranks, self.microbatches)
         orders = []
         for rank, letters in enumerate(self.rows):
-            stages = held(place, rank)
+            parts = held(place, rank)
             counted: Counter[str] = Counter()
             order = []
             for letter in letters:
-                copy, stage = stages[1] if letter.islower() else stages[0]
+                copy, part = parts[1] if letter.islower() else parts[0]
                 first = place.split if copy == 1 else 0
-                microbatch = first + counted[letter]
-                order.append(Action(stage, Op(letter.upper()), microbatch))
+                order.append(action_of(place, part, Op(letter.upper()), first + counted[letter]))
                 counted[letter] += 1
             orders.append(tuple(order))
-        return Schedule(f"atlas {self.placement}", place, self.microbatches, tuple(orders))
+        return Schedule(f"atlas {self.placement}", place, self.microbatches * place.slices, tuple(orders))
 
     def __str__(self) -> str:
         numbers = self.ranks, self.microbatches, self.memory, self.makespan, self.bound
@@ -91,8 +115,8 @@ class Entry:
 
 def placement_of(name: str, ranks: int, microbatches: int) -> Placement:
     """Return a placement of the atlas."""
-    kind, chunks = PLACEMENTS[name]
-    return Placement.make(kind, ranks, chunks, microbatches)
+    placement, chunks, slices, *_ = PLACEMENTS[name]
+    return Placement.make(placement, ranks, chunks, microbatches, slices)
 
 
 def parse(text: str) -> Iterator[Entry]:
@@ -114,9 +138,10 @@ def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement
     """Return the best known schedule of a small size, for F = I = W = 1 in every stage and free messages.
 
     Args:
-        ranks, microbatches: Up to 4 and 12; at least 2 of each.
-        memory: The activations of stages that a rank may hold; None for any number.
-        placement: "line" (one stage on each rank), "loop" or "v" (two), or "bidirectional" (one of each copy).
+        ranks, microbatches: Up to 4 and 12, with slices and recomputation 4 and 8; at least 2 of each.
+        memory: The activations of stages, or of slices, that a rank may hold; None for any number.
+        placement: "line" (one stage on each rank), "loop" or "v" (two), "bidirectional" (one of each copy), "slices" (a
+            line, with sequences cut in two) or "recomputed" (a line whose ranks may run all their forwards again).
 
     Raises:
         SettingError: The atlas has no such entry.
@@ -126,8 +151,8 @@ def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement
     of_size = {entry.memory: entry for entry in entries() if entry.key[:3] == size}
     if not of_size:
         raise SettingError(
-            f"the atlas has up to {MOST_RANKS} ranks and {MOST_MICROBATCHES} microbatches, at least 2 of each; got "
-            f"{ranks} and {microbatches}; pp.search.optimal searches for a schedule of any size"
+            f"the atlas has up to {MOST_RANKS} ranks and {PLACEMENTS[placement].most} microbatches, at least 2 of "
+            f"each; got {ranks} and {microbatches}; pp.search.optimal searches for a schedule of any size"
         )
     most = max(of_size)
     if memory is None:

@@ -15,6 +15,7 @@ from ppedu.search.instance import Instance, named
 from ppedu.search.optimal import Found, require_limits, search
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule, schedules
+from ppedu.zoo.registry import options_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Frontier:
 
     Attributes:
         found: By memory, the least first. From the last one on, more memory does not help.
-        published: The simulations of the registered schedules of whole sequences, of any placement.
+        published: The simulations of the registered schedules, of any placement. Of whole sequences, or of as many
+            slices as were searched for; with recomputation if that was searched for, too.
     """
 
     found: tuple[Found, ...]
@@ -77,6 +79,8 @@ def frontier(
     chunks: int | None = None,
     split: bool = True,
     pairs: bool = False,
+    slices: int | None = None,
+    recompute: bool = False,
     time_limit: float = 10,
     workers: int = 2,
     progress: Callable[[Found], object] | None = None,
@@ -90,7 +94,8 @@ def frontier(
         SettingError, PipelineError: As `optimal`.
     """
     require_limits(time_limit, workers)
-    instance = Instance.of(named(placement, ranks, chunks, microbatches), microbatches, costs, split, pairs)
+    place = named(placement, ranks, chunks, microbatches, slices)
+    instance = Instance.of(place, microbatches, costs, split, pairs, recompute=recompute)
     free = search(instance, time_limit, workers)
     if free.interrupted:
         return Frontier((free,), tuple(_published(instance)))
@@ -123,7 +128,7 @@ def _with_bounds(found: list[Found]) -> list[Found]:
 
 
 def _memories(instance: Instance) -> Iterator[Number]:
-    """Yield memories: that of a microbatch on the fullest rank, then more by the smallest activation of a stage."""
+    """Yield memories: that of a microbatch on the fullest rank, then more by the smallest activation of a part."""
     step = min((each for each in instance.activations if each), default=1)
     yield from (plain(memory) for memory in count(instance.least_memory or step, step))
 
@@ -131,6 +136,9 @@ def _memories(instance: Instance) -> Iterator[Number]:
 def _published(instance: Instance) -> Iterator[Timeline]:
     for name in schedules():
         with suppress(Exception):  # it does not exist for this size or costs, or a registered generator is unfinished
-            timeline = simulate(schedule(name, instance.placement.ranks, instance.microbatches), instance.costs)
-            if not timeline.schedule.forward_only and timeline.schedule.plain:
-                yield timeline
+            slices = instance.placement.slices
+            options = {"slices": slices} if "slices" in options_of(name) else {}
+            found = schedule(name, instance.placement.ranks, instance.microbatches, **options)
+            others = found.forward_only or found.updated or (found.recomputed and not instance.recompute)
+            if not others and (slices > 1 or "slices" not in options):
+                yield simulate(found, instance.costs if found.slices > 1 else replace(instance.costs, lengths=()))

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, pairwise
-from operator import mul, sub
+from itertools import chain, pairwise, product, starmap
+from operator import add, mul, sub
 from typing import Any
 
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, exact, plural, pretty
 from ppedu.core.validate import require_count, require_instance, require_number
 from ppedu.sim import Costs, require_costs, simulate
+from ppedu.sim.clock import of_slices
+from ppedu.sim.costs import Size
+from ppedu.sim.lengths import shares_of
 from ppedu.sim.per_link import Link
-from ppedu.zoo import schedule as registered
-from ppedu.zoo import schedules
-from ppedu.zoo.registry import options_of
 
-Key = tuple[int, Op]  # a stage and an op
+Key = tuple[int, Op]  # a part and an op
 FINEST = 5000  # ticks of the longest action; beyond, times are rounded down to a coarser tick
 COARSE = 500  # ticks of the longest action, if times are rounded
 
@@ -30,14 +29,19 @@ COARSE = 500  # ticks of the longest action, if times are rounded
 class Instance:
     """A model on ranks, in ticks. Create one with `Instance.of`.
 
+    A *part* is a slice in a stage, which all microbatches have alike: with 4 slices, slice 1 in stage 2 is part
+    2 · 4 + 1 = 9. Sequences that are whole have a part for each stage.
+
     Attributes:
+        microbatches: Whole ones, whatever their slices.
         split: Whether backwards are in halves, I and W.
         pairs: Whether a forward and a whole backward may be an overlapped pair.
+        recompute: Whether a stage may recompute its activations, as an R for each microbatch.
         memory: What a rank may hold, in the unit of `Timeline.peak_activations`; None for any amount.
         tick: The time of a tick.
         error: The largest part by which a time is rounded down to ticks; 0 if none is.
-        times: By op, the ticks of each stage.
-        overlap: By stage, the ticks of a pair's part.
+        times: By op, the ticks of each part.
+        overlap: By part, the ticks of its share of a pair; empty without pairs.
         delays: The ticks of messages, by link.
     """
 
@@ -46,6 +50,7 @@ class Instance:
     costs: Costs
     split: bool
     pairs: bool
+    recompute: bool
     memory: Number | None
     tick: Fraction
     error: float
@@ -62,6 +67,7 @@ class Instance:
         split: bool = True,
         pairs: bool = False,
         memory: Number | None = None,
+        recompute: bool = False,
     ) -> Instance:
         """Return the instance.
 
@@ -70,42 +76,45 @@ class Instance:
         """
         costs = require_costs(costs)
         if costs.transport != "buffered" or costs.recompute:
-            raise SettingError("a search has no occupied links and no recomputation; leave out transport and recompute")
-        if costs.lengths:
-            raise SettingError("a search is for whole sequences; leave out lengths")
-        require_instance("split", split, bool, "True or False")
-        require_instance("pairs", pairs, bool, "True or False")
+            raise SettingError(
+                "a search has no occupied links, and recomputation only as an action: leave out transport, and give "
+                "recompute=True to the search"
+            )
+        for name, value in (("split", split), ("pairs", pairs), ("recompute", recompute)):
+            require_instance(name, value, bool, "True or False")
         if pairs and split:
             raise SettingError("the parts of a pair are a forward and a whole backward; with pairs, take split=False")
+        if pairs and (recompute or placement.slices > 1):
+            raise SettingError("pairs are searched for in whole sequences without recomputation; leave out pairs")
         if costs.overlap is not None and not pairs:
             raise SettingError(
                 "overlap is the time of a pair, and pairs are not searched for; give pairs=True and split=False, or "
                 "leave out overlap"
             )
-        stages, ranks = placement.stages, placement.ranks
-        lengths = costs.durations(stages, ranks)
-        times = {op: [exact(time) for time in lengths[op]] for op in (Op.F, Op.B, Op.I, Op.W)}
-        if costs.overlap is None:
-            of_pair = [forward + backward for forward, backward in zip(times[Op.F], times[Op.B], strict=True)]
-        else:
-            of_pair = [exact(time) for time in costs.per_stage(costs.overlap, stages, ranks)]
-        overlap = [time / 2 for time in of_pair]
+        stages, ranks, slices = placement.stages, placement.ranks, placement.slices
+        lengths = of_slices(costs.durations(stages, ranks, slices=slices), slices, slices, costs)
+        ops = (*halves(split), *([Op.R] if recompute else []))
+        times = {op: [exact(time) for row in lengths[op] for time in row] for op in ops}
+        overlap = []
+        if pairs:
+            of_pair = [*map(add, times[Op.F], times[Op.B])]
+            if costs.overlap is not None:
+                of_pair = [exact(time) for time in costs.per_stage(costs.overlap, stages, ranks)]
+            overlap = [time / 2 for time in of_pair]
         links: set[Link] = set()
         for holders in placement.holders:
             for rank, following in pairwise(holders):
                 if rank != following:
                     links |= {(rank, following), (following, rank)}
         delays = {link: exact(costs.delay(*link)) for link in links}
-        every = [*chain(*times.values()), *delays.values()]
-        if pairs:
-            every += overlap
-        tick, error = _tick(every)
+        tick, error = _tick([*chain(*times.values()), *overlap, *delays.values()])
         found = cls(
             placement,
             require_count("microbatches", microbatches),
             costs,
             split,
             pairs,
+            recompute,
             memory,
             tick,
             error,
@@ -124,53 +133,86 @@ class Instance:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops of a stage, in order. The second sends the gradient on, and the last ends a microbatch."""
-        return (Op.F, Op.I, Op.W) if self.split else (Op.F, Op.B)
+        """The ops of a part but R, in order. The second sends the gradient on, and the last ends a microbatch."""
+        return halves(self.split)
+
+    @property
+    def parts(self) -> int:
+        return self.placement.stages * self.placement.slices
+
+    @property
+    def actions(self) -> int:
+        """How many actions there are at most."""
+        return len(self.times) * self.microbatches * self.parts
+
+    def action(self, part: int, op: Op, microbatch: int) -> Action:
+        """Return the action of a whole microbatch's part."""
+        return action_of(self.placement, part, op, microbatch)
 
     @property
     def least_memory(self) -> Fraction:
-        """The memory that a single microbatch needs on the fullest rank."""
+        """The memory that a single microbatch needs on the fullest rank.
+
+        That is the activations of all its parts. If they may be recomputed, it is their inputs, and the rest of one
+        part at a time, the last one first.
+        """
         most = Fraction(0)
-        for holders in self.placement.holders:
-            on_rank = [Fraction(0)] * self.placement.ranks
-            for stage, rank in enumerate(holders):
-                on_rank[rank] += self.activations[stage]
-            most = max(most, *on_rank)
+        for copy, rank in product(range(self.placement.copies), range(self.placement.ranks)):
+            inputs = Fraction(0)
+            for part in (part for at, part in held(self.placement, rank) if at == copy):
+                inputs += self.inputs[part]
+                most = max(most, inputs + self.activations[part] - self.inputs[part])
         return most
 
     @cached_property
     def activations(self) -> list[Fraction]:
-        """The memory that each stage takes for a microbatch."""
-        placement = self.placement
-        return [*map(exact, self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks))]
+        """The memory that each part takes for a microbatch."""
+        return self._by_part(self.costs.activation, self.placement.ranks)
 
     @cached_property
-    def _freed_exactly(self) -> dict[Op, list[Fraction]]:
-        """By op, the memory that each stage frees at its end."""
-        if not self.split:
-            return {Op.B: self.activations}
-        stages = self.placement.stages
-        parts = map(exact, self.costs.per_stage(self.costs.weight_memory, stages, stages))
-        kept = [*map(mul, self.activations, parts)]
-        return {Op.I: [*map(sub, self.activations, kept)], Op.W: kept}
+    def inputs(self) -> list[Fraction]:
+        """The memory that the F of each part takes, if an R takes the rest."""
+        if not self.recompute:
+            return self.activations
+        return self._by_part(self.costs.stage_input, self.placement.stages)
+
+    def _by_part(self, size: Size, ranks: int) -> list[Fraction]:
+        """Return a size of each part, from that of each stage's whole sequences."""
+        sizes = map(exact, self.costs.per_stage(size, self.placement.stages, ranks))
+        shares = [exact(share.tokens) for share in shares_of(self.costs.lengths, self.placement.slices)]
+        return [*starmap(mul, product(sizes, shares))]
+
+    @cached_property
+    def _kept_exactly(self) -> dict[tuple[Op, Op], list[Fraction]]:
+        """By the ops that take and that free it, the memory of each part."""
+        placement = self.placement
+        freed = {Op.B: [Fraction(1)] * self.parts}
+        if self.split:
+            of_stages = self.costs.per_stage(self.costs.weight_memory, placement.stages, placement.stages)
+            until_w = [exact(share) for share in of_stages for _ in range(placement.slices)]
+            freed = {Op.I: [1 - share for share in until_w], Op.W: until_w}
+        taken = {Op.F: self.inputs, Op.R: [*map(sub, self.activations, self.inputs)]}
+        ops = product(taken, freed)
+        return {(take, free): [*map(mul, taken[take], freed[free])] for take, free in ops}
 
     @cached_property
     def memory_unit(self) -> Fraction:
-        """A unit of memory of which all sizes in `freed` are multiples: a solver knows only whole numbers."""
-        denominators = [size.denominator for sizes in self._freed_exactly.values() for size in sizes]
+        """A unit of memory of which all sizes in `kept` are multiples: a solver knows only whole numbers."""
+        denominators = [size.denominator for sizes in self._kept_exactly.values() for size in sizes]
         return Fraction(1, math.lcm(*denominators))
 
     @cached_property
-    def freed(self) -> dict[Op, list[int]]:
-        """By op, the units of memory that each stage frees at its end; without ops that free nothing.
+    def kept(self) -> dict[tuple[Op, Op], list[int]]:
+        """By the ops that take and that free it, the units of memory of each part; without those of no memory.
 
-        A forward takes at its start all that the backward frees. If an activation is 1, of which W needs a quarter, I
-        frees three quarters: the unit is 1/4, and each stage frees 3 at the end of I and 1 at the end of W.
+        It is taken at the start of the first and freed at the end of the second. What an R takes is taken by the F
+        where a stage does not recompute. If an activation is 1, of which W needs a quarter, the unit is 1/4, and each
+        part keeps 3 from F to I and 1 from F to W.
         """
         found = {}
-        for op, sizes in self._freed_exactly.items():
+        for ops, sizes in self._kept_exactly.items():
             if any(sizes):
-                found[op] = [int(size / self.memory_unit) for size in sizes]
+                found[ops] = [int(size / self.memory_unit) for size in sizes]
         return found
 
     @cached_property
@@ -183,36 +225,49 @@ class Instance:
         """The microbatches of each copy of the model."""
         if self.placement.copies == 1:
             return [range(self.microbatches)]
-        return [range(self.placement.split), range(self.placement.split, self.microbatches)]
+        first_half = self.placement.split // self.placement.slices
+        return [range(first_half), range(first_half, self.microbatches)]
 
     def dependencies(self, copy: int) -> Iterator[tuple[Key, Key, int]]:
         """Yield pairs of a microbatch's actions, of which the second waits for the first, and the ticks of the message.
 
-        An action is the second of its pairs before it is the first of any.
+        An action is the second of its pairs before it is the first of any. What waits for an R is left out: whether
+        there is one is for the search to find.
         """
-        holders, backward = self.placement.holders[copy], self.ops[1]
-        last = self.placement.stages - 1
-        for stage in range(last):
-            delay = self.delays.get((holders[stage], holders[stage + 1]), 0)
-            yield (stage, Op.F), (stage + 1, Op.F), delay
-        for stage in reversed(range(last + 1)):
-            yield (stage, Op.F), (stage, backward), 0
-            if stage < last:
+        holders, backward, slices = self.placement.holders[copy], self.ops[1], self.placement.slices
+        for part in range(self.parts):
+            stage, position = divmod(part, slices)
+            if position:  # a slice attends to those before it
+                yield (part - 1, Op.F), (part, Op.F), 0
+            if stage:
+                delay = self.delays.get((holders[stage - 1], holders[stage]), 0)
+                yield (part - slices, Op.F), (part, Op.F), delay
+        for part in reversed(range(self.parts)):
+            stage, position = divmod(part, slices)
+            yield (part, Op.F), (part, backward), 0
+            if position < slices - 1:  # a later slice adds to the gradients of earlier ones
+                yield (part + 1, backward), (part, backward), 0
+            if stage < self.placement.stages - 1:
                 delay = self.delays.get((holders[stage + 1], holders[stage]), 0)
-                yield (stage + 1, backward), (stage, backward), delay
+                yield (part + slices, backward), (part, backward), delay
             if self.split:
-                yield (stage, Op.I), (stage, Op.W), 0
+                yield (part, Op.I), (part, Op.W), 0
 
     @cached_property
     def in_ticks(self) -> Costs:
         """The costs in ticks."""
+        slices = self.placement.slices
+        times = {}
+        for op, each in self.times.items():
+            of_stages = [tuple(each[first : first + slices]) for first in range(0, self.parts, slices)]
+            times[op] = [of_slices * self.microbatches for of_slices in of_stages]
         return replace(
             self.costs,
-            forward=self.times[Op.F],
-            backward=self.times[Op.B],
-            input=self.times[Op.I],
-            weight=self.times[Op.W],
-            overlap=[2 * each for each in self.overlap],
+            forward=times[Op.F],
+            backward=times.get(Op.B),
+            input=times.get(Op.I),
+            weight=times.get(Op.W),
+            overlap=[2 * each for each in self.overlap] or None,
             latency=self.delays or 0,
             transfer=0,
             unit="",
@@ -222,16 +277,16 @@ class Instance:
         """Return the instance in finer ticks, of which each action takes at least one; and how many are in a tick.
 
         Actions that take no time also hold memory, one after the other, which start times alone do not show. So a tick
-        is cut into more parts than there are actions, and an action that takes no time takes one part. All of them
-        together take less than a tick: with 100 parts, schedules within 7 ticks become those within 799 parts.
+        is cut into more pieces than there are actions, and an action that takes no time takes one piece. All of them
+        together take less than a tick: with 100 pieces, schedules within 7 ticks become those within 799 pieces.
         """
-        if min(*chain(*self.times.values()), *(self.overlap if self.pairs else [])) > 0:
+        if min(*chain(*self.times.values()), *self.overlap) > 0:
             return self, 1
-        parts = 3 * self.microbatches * self.placement.stages + 1
-        times = {op: [max(1, time * parts) for time in row] for op, row in self.times.items()}
-        overlap = [max(1, time * parts) for time in self.overlap]
-        delays = {link: delay * parts for link, delay in self.delays.items()}
-        return replace(self, tick=self.tick / parts, times=times, overlap=overlap, delays=delays), parts
+        pieces = self.actions + 1
+        times = {op: [max(1, time * pieces) for time in row] for op, row in self.times.items()}
+        overlap = [max(1, time * pieces) for time in self.overlap]
+        delays = {link: delay * pieces for link, delay in self.delays.items()}
+        return replace(self, tick=self.tick / pieces, times=times, overlap=overlap, delays=delays), pieces
 
     def ticks_of(self, schedule: Schedule) -> Any:
         """Return the makespan of a schedule in ticks; infinite if it does not fit in memory."""
@@ -240,104 +295,10 @@ class Instance:
             return math.inf
         return timeline.makespan
 
-    def published(self) -> Iterator[Schedule]:
-        """Yield the registered schedules with this placement, with their backwards split or whole as asked for.
-
-        Those that recompute are left out.
-        """
-        for name in schedules():
-            with suppress(Exception):  # it does not exist for this size, or a registered generator is unfinished
-                options = {"chunks": self.placement.chunks} if "chunks" in options_of(name) else {}
-                found = registered(name, self.placement.ranks, self.microbatches, **options)
-                found.validate()
-                if found.forward_only or not found.plain or found.placement.holders != self.placement.holders:
-                    continue
-                orders = tuple(tuple(self._adapted(order)) for order in found.orders)
-                has_halves = any(action.op == "W" for order in orders for action in order)
-                if self.split or not has_halves:
-                    yield replace(found, placement=self.placement, orders=orders)
-
-    def _adapted(self, order: Sequence[Action]) -> Iterator[Action]:
-        """Yield actions without pairs if there may be none, and with whole backwards in halves if these are split."""
-        for action in order:
-            for each in [action] if self.pairs else action.singles:
-                if self.split and each.op == "B":
-                    yield Action(each.stage, Op.I, each.microbatch)
-                    yield Action(each.stage, Op.W, each.microbatch)
-                else:
-                    yield each
-
-    def one_by_one(self) -> Schedule:
-        """Return the schedule that needs the least memory: a microbatch at a time."""
-        stages = range(self.placement.stages)
-        forwards = [(stage, Op.F) for stage in stages]
-        backwards = [(stage, op) for stage in reversed(stages) for op in self.ops[1:]]
-        actions = [Action(*key, microbatch) for microbatch in range(self.microbatches) for key in forwards + backwards]
-        return scheduled("one by one", self.placement, self.microbatches, enumerate(actions))
-
-    @cached_property
-    def bound(self) -> int:
-        """Ticks below which the makespan cannot be, by closed formulas.
-
-        A microbatch passes all stages and comes back. The other bounds are those of `_bounds_of`, for each rank.
-        """
-        ends = [self._ends(copy) for copy in range(self.placement.copies)]  # of a microbatch alone
-        bounds = []
-        if not self.pairs:
-            for copy, microbatches in enumerate(self.copies):
-                if microbatches:
-                    bounds.append(ends[copy][0, self.ops[-1]])
-        for rank in range(self.placement.ranks):
-            bounds += self._bounds_of(rank, ends)
-        return max(bounds)
-
-    def _bounds_of(self, rank: int, ends: Sequence[Mapping[Key, int]]) -> Iterator[int]:
-        """Yield bounds on the makespan by the work and the memory of a rank.
-
-        The rank works on all microbatches after its first input. And it holds an activation until its gradient has come
-        back, so that the sum of these times, each multiplied with the size of the activation, is at most the memory
-        times the step: if it holds 8 activations, each for 6 ticks at least, a memory of 2 needs 8 · 6 / 2 = 24 ticks.
-
-        Args:
-            ends: By copy of the model, when each action of a microbatch alone ends.
-        """
-        stages = [(copy, stage) for copy, stage in held(self.placement, rank) if self.copies[copy]]
-        begins, work, memory_times_ticks = [], 0, 0
-        for copy, stage in stages:
-            count = len(self.copies[copy])
-            begin = ends[copy][stage, Op.F] - self.times[Op.F][stage]
-            begins.append(begin)
-            work += count * sum(self.times[op][stage] for op in self.ops)
-            for op, sizes in self.freed.items():
-                lifetime = ends[copy][stage, op] - begin
-                memory_times_ticks += count * sizes[stage] * lifetime
-            if self.pairs:
-                work -= count * self._most_saved(stage, [other for _, other in stages])
-        first = min(begins, default=0)
-        yield first + work
-        if self.memory is not None and not self.pairs:
-            yield first + math.ceil(memory_times_ticks * self.memory_unit / exact(self.memory))
-
-    def _most_saved(self, stage: int, partners: Iterable[int]) -> int:
-        """Return the most ticks that a pair saves: of a stage's forward with a backward of one of the partners."""
-        saved = 0
-        for partner in partners:
-            apart = self.times[Op.F][stage] + self.times[Op.B][partner]
-            together = self.overlap[stage] + self.overlap[partner]
-            saved = max(saved, apart - together)
-        return saved
-
-    def _ends(self, copy: int) -> dict[Key, int]:
-        """Return when each action of a microbatch ends if it is alone."""
-        ends = {(0, Op.F): self.times[Op.F][0]}
-        for before, after, delay in self.dependencies(copy):
-            stage, op = after
-            ends[after] = max(ends.get(after, 0), ends[before] + delay + self.times[op][stage])
-        return ends
-
     def __str__(self) -> str:
-        size = f"{plural(self.placement.ranks, 'rank')}, {plural(self.microbatches, 'microbatch')}"
-        return f"{size}, placement {self.placement.name}"
+        slices = f" of {plural(self.placement.slices, 'slice')}" if self.placement.slices > 1 else ""
+        size = f"{plural(self.placement.ranks, 'rank')}, {plural(self.microbatches, 'microbatch')}{slices}"
+        return f"{size}, placement {self.placement.name}{', with R' if self.recompute else ''}"
 
 
 def _tick(times: Sequence[Fraction]) -> tuple[Fraction, float]:
@@ -357,27 +318,40 @@ def _tick(times: Sequence[Fraction]) -> tuple[Fraction, float]:
     return tick, float(max(lost))
 
 
-def named(given: Placement | str, ranks: int, chunks: int | None, microbatches: int) -> Placement:
+def halves(split: bool) -> tuple[Op, ...]:
+    """Return F and the backward, in two halves or whole."""
+    return (Op.F, Op.I, Op.W) if split else (Op.F, Op.B)
+
+
+def named(
+    given: Placement | str, ranks: int, chunks: int | None, microbatches: int, slices: int | None = None
+) -> Placement:
     """Return the placement that a search was given."""
     if isinstance(given, Placement):
         if given.ranks != require_count("ranks", ranks):
             raise SettingError(f"the placement is for {given.ranks} ranks; got ranks={ranks}")
-        if chunks is not None:
-            raise SettingError("the chunks are those of the placement; leave out chunks")
-        if given.slices > 1:
-            raise SettingError("a search is for whole sequences; give a placement with slices=1")
+        for name, value in (("chunks", chunks), ("slices", slices)):
+            if value is not None:
+                raise SettingError(f"the {name} are those of the placement; leave out {name}")
         return given
     require_instance("placement", given, str, 'a Placement, or "loop", "v" or "bidirectional"')
     if chunks is None:
         chunks = 2 if given == "v" else 1
-    return Placement.make(given, ranks, chunks, microbatches)
+    return Placement.make(given, ranks, chunks, microbatches, 1 if slices is None else slices)
+
+
+def action_of(placement: Placement, part: int, op: Op, microbatch: int) -> Action:
+    """Return the action of a part of a whole microbatch. In an action, the number of a microbatch counts slices."""
+    stage, position = divmod(part, placement.slices)
+    return Action(stage, op, microbatch * placement.slices + position)
 
 
 def held(placement: Placement, rank: int) -> list[tuple[int, int]]:
-    """Return the stages that a rank holds, each with its copy of the model before it."""
+    """Return the parts that a rank holds, each with its copy of the model before it."""
     found = []
     for copy, holders in enumerate(placement.holders):
-        found += [(copy, stage) for stage, holder in enumerate(holders) if holder == rank]
+        parts = enumerate(holder for holder in holders for _ in range(placement.slices))
+        found += [(copy, part) for part, holder in parts if holder == rank]
     return found
 
 
@@ -387,4 +361,4 @@ def scheduled(name: str, placement: Placement, microbatches: int, begins: Iterab
     for _, action in sorted(begins):
         first = action.singles[0]
         orders[placement.rank(first.stage, first.microbatch)].append(action)
-    return Schedule(name, placement, microbatches, tuple(map(tuple, orders)))
+    return Schedule(name, placement, microbatches * placement.slices, tuple(map(tuple, orders)))

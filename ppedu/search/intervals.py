@@ -1,6 +1,6 @@
 """A model with a start time for each action: the first of two independent formulations.
 
-Microbatches are alike, so each stage takes them first in, first out; this loses nothing.
+Microbatches are alike, so each part takes them first in, first out; this loses nothing.
 """
 
 from __future__ import annotations
@@ -28,27 +28,33 @@ class Intervals:
     def __init__(self, instance: Instance, horizon: int, fewer: Mapping[int, int] = {}):
         self.instance, self.horizon = instance, horizon
         self.model = CpModel()
-        stages = range(instance.placement.stages)
+        parts, copies = range(instance.parts), range(len(instance.copies))
         self.starts: dict[Action, Any] = {}
         self.ends: dict[Action, Any] = {}
-        for stage, microbatch, op in product(stages, range(instance.microbatches), instance.ops):
-            action = Action(stage, op, microbatch)
+        for part, microbatch, op in product(parts, range(instance.microbatches), instance.times):
+            action = instance.action(part, op, microbatch)
             self.starts[action] = self._time()
             self.ends[action] = self._time()
+        # By copy and stage, whether it recomputes. If not, its R take no time and start with their F.
+        again = product(copies, range(instance.placement.stages)) if instance.recompute else ()
+        self.again = {each: self.model.new_bool_var("") for each in again}
         self.paired: dict[tuple[Action, Action], Any] = {}  # a forward and a backward; whether they are a pair
         for rank in range(instance.placement.ranks):
-            self._one_by_one(rank, [*self._held(rank)])
+            self._one_by_one([*self._held(rank)])
             if instance.memory is not None:
                 self._memory(rank)
         for copy, microbatches in enumerate(instance.copies):
             dependencies = [*instance.dependencies(copy)]
             for microbatch in microbatches:
                 for before, after, delay in dependencies:
-                    arrival = self.ends[Action(*before, microbatch)] + delay
-                    self.model.add(self.starts[Action(*after, microbatch)] >= arrival)
-            for stage, op in product(stages, instance.ops):
+                    arrival = self.ends[instance.action(*before, microbatch)] + delay
+                    self.model.add(self.starts[instance.action(*after, microbatch)] >= arrival)
+                for part in parts if instance.recompute else ():
+                    self._recompute(copy, part, microbatch)
+            for part, op in product(parts, instance.times):
                 for first, second in pairwise(microbatches):  # first in, first out
-                    self.model.add(self.starts[Action(stage, op, second)] >= self.ends[Action(stage, op, first)])
+                    earlier, later = (instance.action(part, op, microbatch) for microbatch in (first, second))
+                    self.model.add(self.starts[later] >= self.ends[earlier])
         if instance.placement.copies == 1:
             for count, ticks in fewer.items():
                 self._fewer(count, ticks)
@@ -56,36 +62,46 @@ class Intervals:
     def _time(self) -> Any:
         return self.model.new_int_var(0, self.horizon, "")
 
-    def _held(self, rank: int) -> Iterator[Action]:
-        """Yield the actions of a rank."""
-        for copy, stage in held(self.instance.placement, rank):
-            for microbatch, op in product(self.instance.copies[copy], self.instance.ops):
-                yield Action(stage, op, microbatch)
+    def _recompute(self, copy: int, part: int, microbatch: int) -> None:
+        """Let R be between its forward and its backward, or nowhere."""
+        model, backward = self.model, self.instance.ops[1]
+        actions = [self.instance.action(part, op, microbatch) for op in (Op.F, Op.R, backward)]
+        forward, recompute, backward_start = (self.starts[action] for action in actions)
+        runs = self.again[copy, part // self.instance.placement.slices]
+        model.add(recompute >= self.ends[actions[0]]).only_enforce_if(runs)
+        model.add(backward_start >= self.ends[actions[1]]).only_enforce_if(runs)
+        model.add(recompute == forward).only_enforce_if(runs.negated())
+        model.add(self.ends[actions[1]] == forward).only_enforce_if(runs.negated())
 
-    def _one_by_one(self, rank: int, actions: list[Action]) -> None:
+    def _held(self, rank: int) -> Iterator[tuple[Action, int, Any]]:
+        """Yield the actions of a rank, with their lengths and whether they run; True if in any case."""
+        instance = self.instance
+        for copy, part in held(instance.placement, rank):
+            for microbatch, op in product(instance.copies[copy], instance.times):
+                runs = self.again[copy, part // instance.placement.slices] if op == Op.R else True
+                yield instance.action(part, op, microbatch), instance.times[op][part], runs
+
+    def _one_by_one(self, actions: list[tuple[Action, int, Any]]) -> None:
         """Let a rank run one action at a time, or a pair of a forward and a whole backward."""
         model = self.model
         busy = []  # the intervals of pairs, and of actions that run alone
         choices: defaultdict[Action, list[Any]] = defaultdict(list)  # by action, whether it runs in each of its pairs
         if self.instance.pairs:
-            for forward, backward in product(actions, actions):
+            for (forward, *_), (backward, *_) in product(actions, actions):
                 same = (forward.stage, forward.microbatch) == (backward.stage, backward.microbatch)
                 if forward.op == "F" and backward.op == "B" and not same:
                     both, interval = self._pair(forward, backward)
                     busy.append(interval)
                     choices[forward].append(both)
                     choices[backward].append(both)
-        for action in actions:
+        for action, length, runs in actions:
             start, end = self.starts[action], self.ends[action]
-            length = self.instance.times[action.op][action.stage]
+            alone = runs
             if choices[action]:
                 alone = model.new_bool_var("")
                 model.add_exactly_one(alone, *choices[action])
-                model.add(end == start + length).only_enforce_if(alone)
-                busy.append(model.new_optional_interval_var(start, length, end, alone, ""))
-            else:
-                model.add(end == start + length)
-                busy.append(model.new_interval_var(start, length, end, ""))
+            model.add(end == start + length).only_enforce_if(alone)
+            busy.append(model.new_optional_interval_var(start, length, end, alone, ""))
         model.add_no_overlap(busy)
 
     def _pair(self, forward: Action, backward: Action) -> tuple[Any, Any]:
@@ -102,27 +118,27 @@ class Intervals:
 
     def _memory(self, rank: int) -> None:
         """Let the activations that a rank holds fit at all times."""
-        instance, limit, freed = self.instance, self.instance.limit, self.instance.freed
+        instance, limit, kept = self.instance, self.instance.limit, self.instance.kept
         mine = held(instance.placement, rank)
         intervals, sizes = [], []
-        for (copy, stage), op in product(mine, freed):
-            size, microbatches = freed[op][stage], instance.copies[copy]
+        for (copy, part), (taking, freeing) in product(mine, kept):
+            size, microbatches = kept[taking, freeing][part], instance.copies[copy]
             if size:
                 for microbatch in microbatches:
-                    start = self.starts[Action(stage, Op.F, microbatch)]
-                    end = self.ends[Action(stage, op, microbatch)]
+                    start = self.starts[instance.action(part, taking, microbatch)]
+                    end = self.ends[instance.action(part, freeing, microbatch)]
                     length = self._time()
                     intervals.append(self.model.new_interval_var(start, length, end, ""))
                     sizes.append(size)
-                # If 3 activations of this stage fit, the forward of microbatch 5 waits until that of 2 is freed.
-                self._wait(copy, (stage, Op.F), (stage, op), limit // size)
+                # If 3 activations of this part fit, the forward of microbatch 5 waits until that of 2 is freed.
+                self._wait(copy, (part, taking), (part, freeing), limit // size)
         if sum(sizes) > limit:
             self.model.add_cumulative(intervals, sizes, limit)
-        # If the memory is full of activations of one stage, then none of these microbatches could go through another
-        # stage any more, unless the oldest already has, and has freed its activation there.
+        # If the memory is full of activations of one part, then none of these microbatches could go through another
+        # part any more, unless the oldest already has, and has freed its activation there.
         for (copy, first), (other, second) in combinations(mine, 2):
-            if copy == other and len(freed) == 1:
-                ((op, sizes),) = freed.items()
+            if copy == other and len(kept) == 1 and not instance.recompute:
+                (((_, op), sizes),) = kept.items()
                 if sizes[first] == sizes[second] > 0:
                     self._wait(copy, (first, Op.F), (second, op), limit // sizes[first] - 1)
 
@@ -133,7 +149,8 @@ class Intervals:
         """
         microbatches = self.instance.copies[copy]
         for before, after in zip(microbatches, microbatches[count:], strict=False):
-            self.model.add(self.starts[Action(*waiting, after)] >= self.ends[Action(*freeing, before)])
+            start, end = self.instance.action(*waiting, after), self.instance.action(*freeing, before)
+            self.model.add(self.starts[start] >= self.ends[end])
 
     def _fewer(self, count: int, ticks: int) -> None:
         """Let `count` successive microbatches take at least `ticks`, which they take alone.
@@ -145,21 +162,23 @@ class Intervals:
             end: Any = self.horizon
             if first + count < instance.microbatches:
                 end = self._time()
-                stages = range(instance.placement.stages)
-                ends = [self.ends[Action(stage, last, first + count - 1)] for stage in stages]
+                parts = range(instance.parts)
+                ends = [self.ends[instance.action(part, last, first + count - 1)] for part in parts]
                 self.model.add_max_equality(end, ends)
-            self.model.add(end >= self.starts[Action(0, Op.F, first)] + ticks)
+            self.model.add(end >= self.starts[instance.action(0, Op.F, first)] + ticks)
 
     def schedule(self, solver: CpSolver) -> Schedule:
         """Return the schedule that a solver has found."""
         found = []
-        in_pairs: set[Action] = set()
+        left_out: set[Action] = set()
         for (forward, backward), both in self.paired.items():
             if solver.value(both):
                 pair = Action(-1, Op.OVERLAP_F_B, -1, (forward, backward))
                 found.append((solver.value(self.starts[forward]), pair))
-                in_pairs |= {forward, backward}
+                left_out |= {forward, backward}
+        for rank in range(self.instance.placement.ranks):
+            left_out |= {action for action, _, runs in self._held(rank) if not solver.value(runs)}
         for action, start in self.starts.items():
-            if action not in in_pairs:
+            if action not in left_out:
                 found.append((solver.value(start), action))
         return scheduled("searched", self.instance.placement, self.instance.microbatches, found)

@@ -12,7 +12,9 @@ from typing import Any
 from ppedu.core import Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.validate import require_count, require_number
+from ppedu.search.bounds import least_ticks
 from ppedu.search.instance import Instance, named
+from ppedu.search.known import one_by_one, published
 from ppedu.search.solve import answers, require_solver
 from ppedu.sim import Costs, Timeline, simulate
 
@@ -81,6 +83,8 @@ def optimal(
     chunks: int | None = None,
     split: bool = True,
     pairs: bool = False,
+    slices: int | None = None,
+    recompute: bool = False,
     time_limit: float = 10,
     workers: int = 2,
     progress: Callable[[Found], object] | None = None,
@@ -102,6 +106,9 @@ def optimal(
             Placement.
         split: True for backwards in two halves, False for whole ones.
         pairs: Allow overlapped pairs of a forward and a whole backward, which take `costs.overlap`; with split=False.
+        slices: Of each microbatch's sequence, by default one. `costs.attention` and `costs.lengths` count.
+        recompute: Allow R: a stage may keep the inputs of its microbatches (`costs.stage_input`) and run all their
+            forwards again.
         time_limit: In seconds. Ctrl+C ends the search with what it has found.
         workers: Processor cores to use.
         progress: Is called with each better schedule.
@@ -111,8 +118,9 @@ def optimal(
         PipelineError: OR-tools is missing.
     """
     require_limits(time_limit, workers)
-    place = named(placement, ranks, chunks, microbatches)
-    return search(Instance.of(place, microbatches, costs, split, pairs, memory), time_limit, workers, progress)
+    place = named(placement, ranks, chunks, microbatches, slices)
+    instance = Instance.of(place, microbatches, costs, split, pairs, memory, recompute)
+    return search(instance, time_limit, workers, progress)
 
 
 def require_limits(time_limit: Any, workers: Any) -> None:
@@ -138,15 +146,14 @@ def search(
         fewer: Bounds for fewer microbatches, by their number.
     """
     require_solver()
-    actions = 3 * instance.microbatches * instance.placement.stages
-    if actions > MOST_ACTIONS:
+    if instance.actions > MOST_ACTIONS:
         raise SettingError(
-            f"{instance} are {actions} actions, more than a solver can order (at most {MOST_ACTIONS}); take fewer "
-            "microbatches, or pp.search.steady, which finds a pattern for any number"
+            f"{instance} are {instance.actions} actions, more than a solver can order (at most {MOST_ACTIONS}); "
+            "take fewer microbatches, or pp.search.steady, which finds a pattern for any number"
         )
     begin = time.monotonic()
-    best = min([*starts, *instance.published(), instance.one_by_one()], key=instance.ticks_of)
-    most, least, proofs = instance.ticks_of(best), max(least, instance.bound), ("bound",)
+    best = min([*starts, *published(instance), one_by_one(instance)], key=instance.ticks_of)
+    most, least, proofs = instance.ticks_of(best), max(least, least_ticks(instance)), ("bound",)
 
     def found() -> Found:
         is_optimal = most <= least

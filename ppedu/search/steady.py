@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ppedu.core import Action, Op, PipelineError, Placement, Schedule, SettingError
+from ppedu.core import Op, PipelineError, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance, Key, held, named, scheduled
@@ -49,8 +49,8 @@ class Pattern:
         """Return the schedule that repeats the pattern `microbatches` times."""
         count = require_count("microbatches", microbatches)
         begins = [
-            (start + microbatch * self.ticks, Action(stage, op, microbatch))
-            for (stage, op), start in self.starts.items()
+            (start + microbatch * self.ticks, self.instance.action(part, op, microbatch))
+            for (part, op), start in self.starts.items()
             for microbatch in range(count)
         ]
         return scheduled(name, self.instance.placement, count, begins)
@@ -73,6 +73,7 @@ def steady(
     placement: Placement | str = "v",
     chunks: int | None = None,
     split: bool = True,
+    slices: int | None = None,
     time_limit: float = 10,
     workers: int = 2,
 ) -> Pattern:
@@ -84,15 +85,15 @@ def steady(
     Args:
         memory: Instead, the shortest period for which a rank holds no more than this, in the unit of
             `Timeline.peak_activations`.
-        placement, chunks, split, time_limit, workers: As in `optimal`; the placement has one copy of the model. Once it
-            has a pattern, Ctrl+C ends the search with that.
+        placement, chunks, split, slices, time_limit, workers: As in `optimal`; the placement has one copy of the
+            model. Once it has a pattern, Ctrl+C ends the search with that.
 
     Raises:
         SettingError: An argument is not possible, or the memory is too little for a single microbatch.
         PipelineError: OR-tools is missing, or nothing was found within the time.
     """
     begin = time.monotonic()
-    place = named(placement, ranks, chunks, 1)
+    place = named(placement, ranks, chunks, 1, slices)
     if place.copies > 1:
         raise SettingError("a pattern is of one copy of the model; take the placement loop or v")
     instance = Instance.of(place, 1, costs, split, memory=memory)
@@ -106,8 +107,8 @@ def steady(
     def left() -> float:
         return max(0.1, begin + time_limit - time.monotonic())
 
-    work = [sum(instance.times[op][stage] for op in instance.ops) for stage in range(place.stages)]
-    ticks = max(sum(work[stage] for _, stage in held(place, rank)) for rank in range(ranks))  # the busiest never idles
+    work = [sum(instance.times[op][part] for op in instance.ops) for part in range(instance.parts)]
+    ticks = max(sum(work[part] for _, part in held(place, rank)) for rank in range(ranks))  # the busiest never idles
     proven = True  # all shorter periods are impossible
     while True:
         model = PatternModel(instance, ticks)
@@ -143,42 +144,40 @@ class PatternModel:
         self.found: dict[Key, int] = {}
         self.memory = 0
         self.model = CpModel()
-        stages = range(instance.placement.stages)
-        self.length: dict[Key, int] = {
-            (stage, op): instance.times[op][stage] for stage in stages for op in instance.ops
-        }
+        parts = range(instance.parts)
+        self.length: dict[Key, int] = {(part, op): instance.times[op][part] for part in parts for op in instance.ops}
         dependencies = [*instance.dependencies(0)]
         whole = sum(self.length.values()) + sum(delay for _, _, delay in dependencies)
-        laps = whole // ticks + 2 * len(stages) + 2
+        laps = whole // ticks + 2 * len(parts) + 2
         self.slot = {key: self.model.new_int_var(0, ticks - 1, "") for key in self.length}
         self.lap = {key: self.model.new_int_var(0, laps, "") for key in self.length}
         self.start = {key: self.lap[key] * ticks + self.slot[key] for key in self.length}
         for before, after, delay in dependencies:
             self.model.add(self.start[after] >= self.start[before] + self.length[before] + delay)
         self.model.add(self.lap[0, Op.F] == 0)
-        all_stages = sum(sum(sizes) for sizes in instance.freed.values())
-        self.most = self.model.new_int_var(0, all_stages * (laps + 1), "")
+        all_parts = sum(sum(sizes) for sizes in instance.kept.values())
+        self.most = self.model.new_int_var(0, all_parts * (laps + 1), "")
         if instance.memory is not None:
             self.model.add(self.most <= min(instance.limit, max(self.most.proto.domain)))
         for rank in range(instance.placement.ranks):
-            self._rank([stage for _, stage in held(instance.placement, rank)])
+            self._rank([part for _, part in held(instance.placement, rank)])
         self.model.minimize(self.most)
 
-    def _rank(self, stages: list[int]) -> None:
+    def _rank(self, parts: list[int]) -> None:
         """Let a rank run one action at a time, and count what it holds when a forward begins."""
-        model, sizes = self.model, self.instance.freed
+        model, kept = self.model, self.instance.kept
         # The end of an action may be in the next period, so each action is there twice: in this period and the next.
         intervals = []
-        for key in product(stages, self.instance.ops):
+        for key in product(parts, self.instance.ops):
             for shift in (0, self.ticks):
                 start = self.slot[key] + shift
                 intervals.append(model.new_fixed_size_interval_var(start, self.length[key], ""))
         model.add_no_overlap(intervals)
-        for now in stages:
+        for now in parts:
             terms = [
-                sizes[op][stage] * self._count((now, Op.F), (stage, Op.F), (stage, op))
-                for stage, op in product(stages, sizes)
-                if sizes[op][stage]
+                sizes[part] * self._count((now, Op.F), (part, Op.F), (part, freeing))
+                for part, ((_, freeing), sizes) in product(parts, kept.items())
+                if sizes[part]
             ]
             model.add(sum(terms) <= self.most)
 

@@ -45,7 +45,7 @@ class TickClock(NamedTuple):
             half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
             paired = dict.fromkeys(alone, half) | {Op.R: [0] * schedule.stages}
         if costs.lengths or (schedule.slices > 1 and costs.attention):
-            alone, paired = (_of_slices(times, schedule, costs) for times in (alone, paired))
+            alone, paired = (of_slices(times, *size[2:], costs) for times in (alone, paired))
             ops = {single.op for block in schedule.numbered.blocks for single in block.sample.singles}
             if Op.I in ops and min(flat(alone[Op.I])) < 0:
                 raise SettingError("all attention of B is in I, which takes less; give less attention")
@@ -97,12 +97,11 @@ class TickClock(NamedTuple):
         return self.occupies(sender, receiver) + of_link("latency", self.latency, sender, receiver)
 
 
-def _of_slices(times: dict[Op, list[Any]], schedule: Schedule, costs: Costs) -> dict[Op, list[Any]]:
+def of_slices(times: dict[Op, list[Any]], microbatches: int, slices: int, costs: Costs) -> dict[Op, list[Any]]:
     """Return the times of slices, by op and stage, from the means of a sequence's. Tables have them already.
 
     A slice has its share of a sequence's attention, and of the rest. I has what B has more, and W no more.
     """
-    slices = schedule.slices
     shares = shares_of(costs.lengths, slices)
 
     def table(mean: Any, growing: Any) -> Any:
@@ -110,7 +109,7 @@ def _of_slices(times: dict[Op, list[Any]], schedule: Schedule, costs: Costs) -> 
             return mean
         more = costs.attention * growing
         each = [slices * (mean * tokens + more * (attention - tokens)) for tokens, attention in shares]
-        return tuple([*map(plain, each)] * (schedule.microbatches // slices))
+        return tuple([*map(plain, each)] * (microbatches // slices))
 
-    growing = {**times, Op.I: times[Op.B], Op.W: [0] * schedule.stages}
+    growing = {**times, Op.I: times[Op.B], Op.W: [0] * len(times[Op.W])}
     return {op: times[op] if op is Op.U else [*map(table, times[op], growing[op])] for op in times}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import ppedu as pp
-from ppedu.search.atlas import MOST_MICROBATCHES, MOST_RANKS, PLACEMENTS, entries, placement_of
+from ppedu.search.atlas import MOST_RANKS, PLACEMENTS, entries, placement_of
+from ppedu.zoo.registry import options_of
 
 
 def test_each_entry_is_legal_fits_and_takes_as_long_as_it_says():
@@ -15,28 +16,27 @@ def test_each_entry_is_legal_fits_and_takes_as_long_as_it_says():
         schedule = entry.schedule
         assert pp.check(schedule) == [], entry
         timeline = pp.simulate(schedule, entry.costs)
-        held = max(timeline.peak_activations) * PLACEMENTS[entry.placement][1]
-        assert (timeline.makespan, held <= PLACEMENTS[entry.placement][1] * entry.memory) == (entry.makespan, True)
+        assert timeline.makespan == entry.makespan and max(timeline.peak_activations) <= entry.memory, entry
         assert entry.bound <= entry.makespan
 
 
 def test_there_is_an_entry_for_each_size_and_memory():
     found = {entry.key for entry in entries()}
     assert len(found) == len(entries())
-    for name, (_, chunks) in PLACEMENTS.items():
+    for name, kind in PLACEMENTS.items():
         for ranks in range(2, MOST_RANKS + 1):
-            for microbatches in range(2, MOST_MICROBATCHES + 1):
+            for microbatches in range(2, kind.most + 1):
                 memories = sorted(key[3] for key in found if key[:3] == (name, ranks, microbatches))
-                assert memories == [*range(chunks, memories[-1] + 1)]
+                assert memories == [*range(kind.parts, memories[-1] + 1)]
 
 
 def test_more_memory_is_never_slower_and_more_microbatches_never_faster():
     for entry in entries():
         name, ranks, microbatches, memory = entry.key
-        if memory > PLACEMENTS[name][1]:
+        if memory > PLACEMENTS[name].parts:
             before = pp.search.atlas(ranks, microbatches, memory - 1, name)
             assert entry.makespan <= before.makespan and entry.bound <= before.makespan
-        if microbatches < MOST_MICROBATCHES:
+        if microbatches < PLACEMENTS[name].most:
             assert entry.bound <= pp.search.atlas(ranks, microbatches + 1, memory, name).makespan
 
 
@@ -45,15 +45,18 @@ def test_no_published_schedule_is_below_a_bound():
     for entry in entries():
         sizes[entry.key[:3]].append(entry)
     for (name, ranks, microbatches), some in sizes.items():
-        holders = placement_of(name, ranks, microbatches).holders
+        place = placement_of(name, ranks, microbatches)
         for published in pp.schedules():
+            options = {"slices": place.slices} if "slices" in options_of(published) else {}
             try:
-                schedule = pp.schedule(published, ranks, microbatches)
+                schedule = pp.schedule(published, ranks, microbatches, **options)
             except pp.SettingError:
                 continue
             if (
-                not schedule.plain
-                or schedule.placement.holders != holders
+                schedule.updated
+                or (schedule.recomputed and not PLACEMENTS[name].recompute)
+                or schedule.placement.holders != place.holders
+                or schedule.slices != place.slices
                 or any(each.parts for order in schedule.orders for each in order)
             ):
                 continue
@@ -93,7 +96,7 @@ def test_more_memory_than_helps_gives_the_last_entry():
 def test_what_is_not_there_is_refused():
     with pytest.raises(pp.SettingError, match=r"up to 4 ranks and 12 microbatches, at least 2 of each; got 5 and 8; "):
         pp.search.atlas(5, 8)
-    with pytest.raises(pp.SettingError, match="placement must be one of 'line', 'loop', 'v', 'bidirectional'; got 'w'"):
+    with pytest.raises(pp.SettingError, match=r"placement must be one of 'line', 'loop', 'v', .*'recomputed'; got 'w'"):
         pp.search.atlas(4, 8, placement="w")
     with pytest.raises(pp.SettingError, match="a rank holds at least 2 activations for a microbatch; got 1"):
         pp.search.atlas(4, 8, 1, "v")

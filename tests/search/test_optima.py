@@ -5,6 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from strategies import slow
 from test_steady import LEAST
 
 import ppedu as pp
@@ -28,7 +29,7 @@ def test_the_least_memories():
         assert least == (2 * ((ranks + 4) // 3) if ranks > 2 else 3)
 
 
-@pytest.mark.parametrize("place", ["v", "loop"])
+@pytest.mark.parametrize("place", ["v", "loop", "recomputed", "slices"])
 def test_the_makespans(place):
     head, rows = table(f"{place}, memory")
     counts = [int(cell.removeprefix("m = ")) for cell in head]
@@ -71,6 +72,51 @@ def test_what_another_microbatch_costs():
             assert [each.status for each in known] == ["optimal"] * 3
             more = known[-1].makespan - known[0].makespan
             assert more == 4 * cost + ((place, memory) == ("loop", 5))  # 57, where the pattern would give 56
+
+
+def test_who_recomputes():
+    for entry in entries():
+        if entry.placement == "recomputed" and entry.ranks == 4 and entry.microbatches > 2 and entry.memory <= 4:
+            again = ["R" in row for row in entry.rows]
+            assert not again[-1] and again == sorted(again, reverse=True)
+            assert any(again) or entry.makespan == pp.search.atlas(*entry.key[1:]).makespan
+
+
+WHOLE = [("mario", 4, 4, 1), ("seq1f1b", 4, 4, 2)]
+WHOLE += slow([("mario", ranks, count, 1) for ranks in (2, 4) for count in (2, 8)] + [("mario", 2, 4, 1)])
+WHOLE += slow([("seq1f1b", ranks, count, 2) for ranks in (2, 4) for count in (2, 8)] + [("seq1f1b", 2, 4, 2)])
+WHOLE += slow([("seq1f1b", ranks, count, 4) for ranks in (2, 4) for count in (2, 4)])
+
+
+@pytest.mark.parametrize(("name", "ranks", "count", "slices"), WHOLE)
+def test_none_with_whole_backwards_is_faster(name, ranks, count, slices):
+    costs = pp.Costs(slices, 2 * slices)
+    timeline = pp.simulate(pp.schedule(name, ranks, count, **({"slices": slices} if slices > 1 else {})), costs)
+    options = {"slices": slices} if slices > 1 else {"recompute": True, "memory": max(timeline.peak_activations)}
+    found = pp.search.optimal(ranks, count, costs, split=False, time_limit=60, **options)
+    assert (found.status, found.makespan) == ("optimal", timeline.makespan)
+
+
+def test_halves_are_faster():
+    for entry in entries():
+        if entry.ranks in (2, 4) and entry.microbatches in (4, 8) and entry.placement in ("recomputed", "slices"):
+            recomputes = entry.placement == "recomputed"
+            name, options, less = ("mario", {}, 2) if recomputes else ("seq1f1b", {"slices": 2}, 6)
+            timeline = pp.simulate(pp.schedule(name, *entry.key[1:3], **options), entry.costs)
+            if max(timeline.peak_activations) == entry.memory:
+                saved = less if entry.ranks == 4 else 0 if recomputes else 2
+                assert timeline.makespan - entry.makespan == saved, entry
+                assert not recomputes or entry.ranks == 2 or timeline.makespan == 4 * entry.microbatches + 6
+
+
+@pytest.mark.parametrize(("lengths", "room"), [((1, 1), Fraction(1, 2)), *slow([((618, 382), 0)])])
+def test_slices_with_attention(lengths, room):
+    costs = pp.Costs(2, 4, attention=Fraction(1, 2), lengths=lengths)
+    timeline = pp.simulate(pp.schedule("seq1f1b", 4, 4, slices=2), costs)
+    memory = max(timeline.peak_activations)
+    found = pp.search.optimal(4, 4, costs, memory=memory, split=False, slices=2, time_limit=60)
+    assert (found.status, timeline.makespan - found.makespan) == ("optimal", room)
+    assert room == 0 or found.makespan == Fraction(157, 4)
 
 
 def test_the_proofs_are_counted():

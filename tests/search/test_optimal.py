@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +13,7 @@ from strategies import slow
 
 import ppedu as pp
 from ppedu.core import Action, Op, Placement
+from ppedu.search.bounds import least_ticks
 from ppedu.search.instance import Instance
 from ppedu.search.optimal import race, search
 
@@ -66,12 +67,25 @@ def test_v_adaptive_is_not_the_best(microbatches):
 # --- all orders ---------------------------------------------------------------------------------------------------
 
 
-def merged(chains):
-    """Yield all orders of the actions of several chains, each chain in its own order."""
-    names = [index for index, chain in enumerate(chains) for _ in chain]
-    for order in set(permutations(names)):
-        left = [iter(chain) for chain in chains]
-        yield tuple(next(left[name]) for name in order)
+def orders_of(actions, slices):
+    """Yield all orders of a rank's actions in which none comes before another that it waits for."""
+    if not actions:
+        yield ()
+    for each in actions:
+        if not any(waits(each, other, slices) for other in actions):
+            for rest in orders_of([other for other in actions if other != each], slices):
+                yield (each, *rest)
+
+
+def waits(action, other, slices):
+    """Whether an action waits for another one of its stage and sequence."""
+    if (action.stage, action.microbatch // slices) != (other.stage, other.microbatch // slices):
+        return False
+    if action.microbatch == other.microbatch:
+        return "FRBIW".index(other.op.value) < "FRBIW".index(action.op.value)
+    forwards = action.op == other.op == "F" and other.microbatch < action.microbatch
+    backwards = action.op == other.op and action.op in ("B", "I") and other.microbatch > action.microbatch
+    return forwards or backwards
 
 
 def with_pairs(order):
@@ -91,7 +105,7 @@ def with_pairs(order):
 
 def best_of_all(instance):
     """Return the least makespan of all schedules, in any order of the microbatches."""
-    placement, microbatches = instance.placement, instance.microbatches
+    placement, microbatches = instance.placement, instance.microbatches * instance.placement.slices
     ops = (Op.F, Op.I, Op.W) if instance.split else (Op.F, Op.B)
     orders = []
     for rank in range(placement.ranks):
@@ -101,7 +115,13 @@ def best_of_all(instance):
             for microbatch in range(microbatches)
             if placement.rank(stage, microbatch) == rank
         ]
-        mine = [*merged([[Action(stage, op, m) for op in ops] for stage, m in held])]
+        stages = sorted({stage for stage, _ in held})
+        mine = []
+        for again in product((False, True), repeat=len(stages)) if instance.recompute else [[False] * len(stages)]:
+            recomputed = {stage for stage, is_so in zip(stages, again, strict=True) if is_so}
+            actions = [Action(stage, op, m) for stage, m in held for op in ops]
+            actions += [Action(stage, Op.R, m) for stage, m in held if stage in recomputed]
+            mine += orders_of(actions, placement.slices)
         orders.append({each for order in mine for each in with_pairs(order)} if instance.pairs else mine)
     best = None
     for rows in product(*orders):
@@ -149,6 +169,30 @@ def test_pairs_and_whole_backwards(forward, first, second, latency, overlap):
     assert (found.status, found.makespan) == ("optimal", best_of_all(instance))
 
 
+@given(times, times, times, st.integers(0, 2), st.sampled_from([0, Fraction(1, 4)]), st.sampled_from([1, None]))
+def test_recomputation_and_all_orders(forward, first, second, latency, kept, memory):
+    costs = pp.Costs([forward, 1], input=[first, second], weight=[second, first], latency=latency, stage_input=kept)
+    instance = Instance.of(Placement.make("loop", 2), 2, costs, split=False, memory=memory, recompute=True)
+    found = search(instance, 60)
+    require_good(found)
+    assert (found.status, found.makespan) == ("optimal", best_of_all(instance))
+
+
+OF_SLICES = [  # lengths, attention, memory; each has 4,900 pairs of orders
+    ((2, 1), Fraction(1, 2), None),
+    *slow([((1, 1), 0, 1), ((1, 2), 0, None), ((3, 2), Fraction(1, 2), 1), ((1, 1), Fraction(1, 2), Fraction(3, 2))]),
+]
+
+
+@pytest.mark.parametrize(("lengths", "attention", "memory"), OF_SLICES)
+def test_slices_and_all_orders(lengths, attention, memory):
+    costs = pp.Costs([2, 1], [2, 3], latency=1, attention=attention, lengths=lengths)
+    instance = Instance.of(Placement.make("loop", 2, slices=2), 2, costs, split=False, memory=memory)
+    found = search(instance, 60)
+    require_good(found)
+    assert (found.status, found.makespan) == ("optimal", best_of_all(instance))
+
+
 def test_the_time_of_a_pair_is_for_searches_with_pairs():
     for search_for in (lambda costs: pp.search.optimal(2, 2, costs), lambda costs: pp.search.steady(2, costs)):
         with pytest.raises(pp.SettingError, match="overlap is the time of a pair, and pairs are not searched for"):
@@ -165,20 +209,25 @@ def test_the_time_of_a_pair_is_for_searches_with_pairs():
     st.integers(0, 2),
     st.booleans(),
     st.integers(0, 3),
+    st.sampled_from([(1, False), (1, True), (2, False)]),
 )
-def test_both_formulations_agree(place, microbatches, lengths, latency, split, more):
+@example(("loop", 2, 1), 3, [1, 2, 1], 1, True, 1, (2, True))
+def test_both_formulations_agree(place, microbatches, lengths, latency, split, more, how):
     kind, ranks, chunks = place
-    placement = Placement.make(kind, ranks, chunks, microbatches)
-    forward, first, second = (chunks * length for length in lengths)
+    slices, recompute = how
+    if slices > 1:  # as many parts as two chunks
+        kind, chunks, microbatches = "loop", 1, min(microbatches, 3)
+    placement = Placement.make(kind, ranks, chunks, microbatches, slices)
+    forward, first, second = (chunks * slices * length for length in lengths)
     costs = pp.Costs(forward, input=first, weight=second, latency=latency)
-    memory = 1 + Fraction(more, chunks)
-    instance = Instance.of(placement, microbatches, costs, split, memory=memory)
+    memory = 1 + Fraction(more, chunks * slices)
+    instance = Instance.of(placement, microbatches, costs, split, memory=memory, recompute=recompute)
     found = search(instance, 60)
     require_good(found)
     assert found.status == "optimal"
     least = int(found.makespan / instance.tick)
     for name in ("intervals", "counters"):
-        if least > instance.bound:
+        if least > least_ticks(instance):
             assert race(instance, least - 1, 60, 1, [name]) == (None, name)
         schedule, how = race(instance, least, 60, 1, [name])
         assert how == name and pp.check(schedule) == []
@@ -286,8 +335,8 @@ REFUSED = {
     "time": ({"time_limit": -1}, "time_limit must be a number of seconds, at least 0; got -1"),
     "halves or not": ({"split": None}, "split must be True or False; got None"),
     "workers": ({"workers": 0}, "workers must be at least 1"),
-    "links": ({"costs": pp.Costs(transport="pair")}, "a search has no occupied links and no recomputation"),
-    "recomputation": ({"costs": pp.Costs(recompute=True)}, "a search has no occupied links and no recomputation"),
+    "links": ({"costs": pp.Costs(transport="pair")}, "a search has no occupied links, and recomputation only"),
+    "recomputation": ({"costs": pp.Costs(recompute=True)}, "a search has no occupied links, and recomputation only"),
     "a varying time": ({"costs": pp.Costs(forward=lambda stage, microbatch: 1)}, "vary by microbatch cannot be used"),
 }
 

@@ -47,7 +47,8 @@ def actions(entry: Entry) -> int:
 @cache
 def candidates() -> tuple[Entry, ...]:
     """Return the entries of the atlas that can be a board of the day: proven, and neither tiny nor tedious."""
-    return tuple(each for each in entries() if each.status == "optimal" and FEWEST <= actions(each) <= MOST)
+    proven = [each for each in entries() if each.status == "optimal" and each.placement in WAYS]
+    return tuple(each for each in proven if FEWEST <= actions(each) <= MOST)
 
 
 def board_of(day: date) -> Proven:
