@@ -64,14 +64,13 @@ class Intervals:
 
     def _recompute(self, copy: int, part: int, microbatch: int) -> None:
         """Let R be between its forward and its backward, or nowhere."""
-        model, backward = self.model, self.instance.ops[1]
-        actions = [self.instance.action(part, op, microbatch) for op in (Op.F, Op.R, backward)]
-        forward, recompute, backward_start = (self.starts[action] for action in actions)
+        ops = Op.F, Op.R, self.instance.ops[1]
+        forward, again, backward = (self.instance.action(part, op, microbatch) for op in ops)
         runs = self.again[copy, part // self.instance.placement.slices]
-        model.add(recompute >= self.ends[actions[0]]).only_enforce_if(runs)
-        model.add(backward_start >= self.ends[actions[1]]).only_enforce_if(runs)
-        model.add(recompute == forward).only_enforce_if(runs.negated())
-        model.add(self.ends[actions[1]] == forward).only_enforce_if(runs.negated())
+        self.model.add(self.starts[again] >= self.ends[forward]).only_enforce_if(runs)
+        self.model.add(self.starts[backward] >= self.ends[again]).only_enforce_if(runs)
+        for time in (self.starts[again], self.ends[again]):
+            self.model.add(time == self.starts[forward]).only_enforce_if(runs.negated())
 
     def _held(self, rank: int) -> Iterator[tuple[Action, int, Any]]:
         """Yield the actions of a rank, with their lengths and whether they run; True if in any case."""
