@@ -3,7 +3,7 @@
 In come a schedule, the stages of a rank and a batch; out come the loss, exact gradients in the stages' parameters, and
 a timeline.
 
-    pipeline        the public class: one training step after the other
+    pipeline        the public class: one training step after the other. `context` checks what it is given
     interpreter     the loop over a rank's actions. `program` is what it runs
     batch           the microbatches of a batch, and their weights in the loss
     gradients       sums over copies, replicas and ties, and the norm of all. `sharded`: over sharded weights

@@ -56,6 +56,7 @@ class Control:
         beside = 1 if replicas is None else dist.get_world_size(replicas)
         self._replicas = [(replicas, beside)] if replicas is not None and beside > 1 else []
         self._name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
+        self._posted: Rows | None = None  # last
         self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
 
     def meet(self, purpose: str) -> None:
@@ -121,7 +122,8 @@ class Control:
         if self.group.rank == 0:
             parts = {rank: values[rank] for rank in range(1, self.group.size)}
         with self.required_for(purpose):
-            return Rows(values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in parts.items()])
+            self._posted = Rows(values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in parts.items()])
+        return self._posted
 
     @contextmanager
     def required_for(self, purpose: str) -> Iterator[None]:
@@ -152,6 +154,23 @@ class Control:
         self.failure = why
         first = alarm.sound([group for group, _ in self._own + self._replicas], self._name, own)
         return "" if first in ("", self._name) else f"; {first} failed first, and its own error says why"
+
+    @contextmanager
+    def guarded(self, step: object = None) -> Iterator[None]:
+        """After an error in this `step`, let the pipeline be used no more.
+
+        Raises:
+            CommunicationError: of messages, as it was, and the rank that failed first.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._in_flight = step, self._posted  # the memory of messages in flight must not be freed
+            communication = isinstance(error, CommunicationError)
+            first = self.fail(str(error) or type(error).__name__, own=not communication)
+            if first and communication:
+                raise CommunicationError(f"{error}{first}") from error.__cause__
+            raise
 
     def refuse(self, call: str, microbatches: int, debug: bool) -> None:
         """Let the other ranks know that this one cannot start a call; they raise an error, and then can be used again.

@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,41 +17,16 @@ from torch.profiler import record_function
 from ppedu.core import RECEIVE, Action, CommunicationError, F, Op, PipelineError, Result, produces
 from ppedu.engine import clock
 from ppedu.engine.batch import Batch
-from ppedu.engine.gradients import GradientSync
 from ppedu.engine.program import Program
 from ppedu.engine.ranks.device import own_random
-from ppedu.engine.ranks.messages import Messages
-from ppedu.engine.ranks.versions import allow_two_streams, profiling
-from ppedu.engine.sharded import Shards
-from ppedu.engine.stages.stage import Stage, as_tuple
-from ppedu.engine.updates import Weights
+from ppedu.engine.ranks.versions import profiling
+from ppedu.engine.stages.stage import as_tuple
+
+if TYPE_CHECKING:
+    from ppedu.engine.context import Context
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
-
-
-@dataclass(frozen=True)
-class Context:
-    """All that a rank's steps have in common. The settings are those of `Pipeline`, the stages and handlers its own."""
-
-    rank: int
-    device: torch.device
-    stages: Mapping[int, Stage]
-    updates: Mapping[int, Weights]
-    handlers: Mapping[Op, Handler]
-    messages: Messages
-    gradients: GradientSync
-    shards: Shards
-    sharded: bool  # whether the stages of the pipeline are
-    autocast: torch.dtype | None
-    seed: int | None
-    variable_shapes: bool
-
-    @cached_property
-    def side_stream(self) -> torch.cuda.Stream:
-        """The GPU's second stream, for overlapped pairs."""
-        allow_two_streams()
-        return torch.cuda.Stream(self.device)
 
 
 class Step:
@@ -74,7 +47,7 @@ class Step:
     ):
         self.context, self.program, self.batch, self.number, self.training = context, program, batch, number, training
         self.stages, self.placement, self.messages = context.stages, program.placement, context.messages
-        if context.variable_shapes:  # each microbatch may have shapes of its own
+        if context.batching.variable_shapes:  # each microbatch may have shapes of its own
             kinds = range(len(kinds))
         self.kinds = [(kind, training) for kind in kinds]  # no gradients are sent back in an evaluation
         self.clock = clock.Recorder(context.device)
@@ -86,7 +59,7 @@ class Step:
         for weights in self._updates.values():
             weights.begin()
         self.messages.begin()
-        if context.variable_shapes:
+        if context.batching.variable_shapes:
             self.messages.forget_layouts()
 
     def run(self, first: int = 0, behind: int | None = None) -> None:
@@ -117,7 +90,7 @@ class Step:
                 raise CommunicationError(f"{error} {self.program.around(index)}") from error.__cause__
             except Exception as error:
                 why = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-                where = f"rank {self.context.rank}: {action} failed"
+                where = f"rank {self.context.group.rank}: {action} failed"
                 raise PipelineError(f"{where}: {why} {self.program.around(index)}") from error
             if not sharded:
                 for stage in completes:

@@ -4,69 +4,46 @@
     loss = pipeline.step(inputs, targets)                           # gradients are in .grad
     pipeline.timeline                                               # the step as it was measured
 
-A step is run by `interpreter`, which reads the schedule; `control` is what ranks agree on before and after it, and
-`gradients` what they synchronize.
+`context` checks the arguments, and the ranks agree. A step is run by `interpreter`, which reads the schedule; `control`
+is what ranks agree on before and after it, and `gradients` what they synchronize.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from ppedu.core import (
-    CommunicationError,
-    Op,
-    PipelineError,
-    Schedule,
-    SettingError,
-    check,
-    lower,
-    require_schedule,
-    strip,
-    without_waits,
-)
+from ppedu.core import Op, PipelineError, SettingError
 from ppedu.core.validate import require_instance, require_number
-from ppedu.engine import clock, results
-from ppedu.engine.batch import Batch, Batching
-from ppedu.engine.control import Control, Rows
-from ppedu.engine.gradients import GradientSync, Tie
-from ppedu.engine.interpreter import METHODS, Context, Handler, Step, evaluation_mode
-from ppedu.engine.post_validation import PostValidation, Validation
-from ppedu.engine.program import Program
+from ppedu.engine import results
+from ppedu.engine.batch import Batch
+from ppedu.engine.context import Context
+from ppedu.engine.interpreter import METHODS, Handler, Step, evaluation_mode
+from ppedu.engine.post_validation import Validation
 from ppedu.engine.ranks import device
-from ppedu.engine.ranks.comm import PipelineGroup
-from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.results import Results
-from ppedu.engine.sharded import Shards, is_sharded, storage
-from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss, require_past
+from ppedu.engine.stages.stage import own_loss
 from ppedu.engine.torchs import from_torch
-from ppedu.engine.updates import Optimizers, find_updates
 from ppedu.sim import Timeline
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
 Given = tuple[Any, Any, Keywords, StageKeywords | None]  # inputs, targets, keywords, and those for single stages
-MOST_SECONDS = 10**6  # of a timeout
 UNEVEN = (
     "some microbatches have a larger part of padding (-100) than others, but each counts by its size, so that the mean "
     "over all other targets would come out wrong; give Batching(count=lambda y: int((y != -100).sum())), or "
     "Batching(count=torch.numel) if this is intended"
 )
-CLOCK_STEPS = 50  # after which the clocks of several machines are compared again
 
 
-class Pipeline:
+class Pipeline(Context):
     """A schedule and this rank's stages, ready to run. Every rank makes one, and makes the same calls.
 
     Args:
@@ -113,72 +90,6 @@ class Pipeline:
         SettingError: the stages or the group do not fit it.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        stages: Mapping[int, nn.Module | Stage],
-        loss_fn: Loss | None = None,
-        group: PipelineGroup | None = None,
-        *,
-        replicas: dist.ProcessGroup | None = None,
-        tied: Sequence[Tie] = (),
-        batching: Batching = Batching(),  # noqa: B008 (it is immutable)
-        autocast: torch.dtype | None = None,
-        seed: int | None = None,
-        optimizer: PostValidation | Optimizers | None = None,
-        timeout: float = 60.0,
-        debug: bool = False,
-    ):
-        require_schedule("Pipeline", schedule)
-        schedule.validate()
-        require_instance("loss_fn", loss_fn, (Callable, NoneType), "a function of an output and a target")
-        require_instance("replicas", replicas, (dist.ProcessGroup, NoneType), "a process group")
-        require_instance("batching", batching, Batching, "a Batching, such as Batching(output_dim=1)")
-        require_instance("autocast", autocast, (torch.dtype, NoneType), "a dtype, such as torch.bfloat16")
-        if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
-            raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
-        group = PipelineGroup.of(group)
-        if group.size != schedule.ranks:
-            raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
-        given = without_waits(schedule)
-        if given.lowered and (problems := check(given, transport="rendezvous")):
-            raise SettingError(
-                f"{schedule!r} runs on a backend that buffers sends (gloo), but not where a send waits for its receive "
-                f"(NCCL): {problems[0]}; give Pipeline(pp.strip(schedule), …), which places messages of its own"
-            )
-        self.schedule, self._given = strip(schedule), given
-        self.stages = as_stages(stages, local_stages(schedule, group.rank), group.rank)
-        if schedule.slices > 1:
-            require_past(self.stages)
-        self.last = self.stages.get(schedule.stages - 1)
-        self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
-        self.device = home([stage.module for stage in self.stages.values()], group.device)
-        self.group = group.on(self.device)
-        device.begin(self.device)
-        for stage in self.stages.values():
-            stage.device = home([stage.module], self.device)
-        self.batching, self.autocast, self.seed = batching, autocast, seed
-        self.messages = Messages(schedule.placement, self.group, timeout, debug)
-        limit = timedelta(seconds=timeout)
-        self.control = Control(self.group, limit, replicas)
-        self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
-        self.updates = find_updates(schedule, self.stages, optimizer)
-        if self.updates and (replicas or tied):
-            raise SettingError(f"{schedule!r} updates weights within a step; leave out replicas and tied")
-        if not self.updates:
-            require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
-        self.validation: Validation | None = None
-        if isinstance(optimizer, PostValidation):
-            self.validation = Validation(optimizer, self.control, self.gradients)
-        self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
-        self.steps = 0
-        self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
-        self.results: Results | None = None  # of the last step
-        self.clocks = clock.RankClocks()
-        self._context: Context | None = None  # once all ranks have agreed on it
-        self._rows: Rows | None = None  # posted for the end of a step
-        self._warned = False
-
     @classmethod
     def from_torch(cls, runtime: Any, **options: Any) -> Pipeline:
         """Return a pipeline that trains as a schedule of torch.distributed.pipelining does, on the same modules.
@@ -197,25 +108,6 @@ class Pipeline:
             ScheduleError: its order is not legal.
         """
         return cls(**(from_torch(runtime) | options))
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """All modules that forwards run on this rank: those of the stages, and the loss if it is one."""
-        return [*self.gradients.modules.values(), *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else [])]
-
-    @cached_property
-    def forwards(self) -> Program:
-        """This rank's program for an evaluation: the schedule's forwards, without backwards."""
-        return self.program if self.schedule.forward_only else self._compile(self.schedule.forwards)
-
-    def _compile(self, schedule: Schedule) -> Program:
-        """Return this rank's program of a schedule, which is lowered unless the user has done so."""
-        if schedule.lowered:
-            return Program(schedule, self.group.rank, ahead=0)  # its receives stay where they are
-        # To post the receive of a message whose header states its shape, a rank must wait for the header. Early
-        # is better on a GPU, too: the order of messages in its queues is the same, and they can only start sooner.
-        receive = "late" if self.batching.variable_shapes else "early"
-        return Program(lower(schedule, receive, self.sharded), self.group.rank)
 
     def on(self, op: Op, handler: Handler) -> None:
         """Run `handler(action, step)` for every action of `op`; `step.default(action)` runs the built-in behavior.
@@ -278,7 +170,7 @@ class Pipeline:
         """Validate the last step, and return its loss. call: see `_keep_validated`."""
         if self.validation is None or self.validation.pending is None:
             return None
-        with self._guarded():
+        with self.control.guarded():
             self.validation.require_unchanged()
             found, _ = self.validation.settle()
         return self._keep_validated(found, call)
@@ -375,7 +267,7 @@ class Pipeline:
                 self._get_ready(call)
                 self.control.refuse(call, microbatches, self.messages.debug)
             raise
-        context = self._get_ready(call)
+        self._get_ready(call)
         if training:
             self.gradients.find_shared()
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, loss_scale, self.messages.debug)
@@ -398,10 +290,10 @@ class Pipeline:
                     self.loss_fn if is_last else None,
                     outputs=outputs and is_last,
                     timed=False,
-                    slices=self.batching.slices if slices > 1 and self.batching.slices else slices,
+                    slices=(self.batching.slices or slices) if slices > 1 else 1,
                     recomputed=program.recomputed[index],
                 )
-            return Step(context, program, batch, kinds, self.steps, training)
+            return Step(self, program, batch, kinds, self.steps, training)
 
         with evaluation_mode(self.modules, not training), torch.set_grad_enabled(training):
             if training and self.validation:
@@ -413,18 +305,15 @@ class Pipeline:
             warnings.warn(UNEVEN, stacklevel=3)
         if not outputs:
             return loss
-        joined = None
-        if self.last and self.last.outputs:
-            made = self.last.outputs  # by microbatch
-            joined = self.batching.join([made[m] for m in sorted(made)], slices)
-        return loss, joined
+        made = self.last.outputs if self.last else {}  # by microbatch
+        return loss, self.batching.join([made[m] for m in sorted(made)], slices) if made else None
 
     def _run_with_barrier(self, call: str, step: Step, loss_scale: float) -> torch.Tensor:
         """Run a step, wait for the results of all ranks, and return its loss."""
-        with self._guarded(step):
-            self._rows = self.control.post(results.length(step.program), torch.float64, f"start {call}")
+        with self.control.guarded(step):
+            posted = self.control.post(results.length(step.program), torch.float64, f"start {call}")
             self._run_to_end(step, loss_scale)
-            rows = self.control.exchange(results.row(step, self.clocks.offset), "end the step", self._rows)
+            rows = self.control.exchange(results.row(step, self.clocks.offset), "end the step", posted)
             with self.control.required_for("end the step"):
                 found = results.read(rows, step.program.schedule, self.gradients.gather_replicas)
         self.steps += step.training
@@ -447,7 +336,7 @@ class Pipeline:
         done = 0  # instructions of this step
         if validation.pending:
             random = device.random_state(self.device)
-            with self._guarded(step):
+            with self.control.guarded(step):
                 validation.require_unchanged()
                 done = step.program.cut
                 step.run(0, done)
@@ -458,7 +347,7 @@ class Pipeline:
             loss = self._keep_validated(last, call="step")
             if corrected:
                 step, done = begin(), 0
-        with self._guarded(step):
+        with self.control.guarded(step):
             self._run_to_end(step, loss_scale, done)
             validation.step(step, self.clocks.offset, self.modules)
         self.steps += 1
@@ -471,19 +360,6 @@ class Pipeline:
         step.run(done)
         with self.control.required_for("synchronize the gradients"):
             step.finish()
-
-    @contextmanager
-    def _guarded(self, step: Step | None = None) -> Iterator[None]:
-        """After an error, let the pipeline be used no more."""
-        try:
-            yield
-        except BaseException as error:
-            self._in_flight = step, self._rows  # the memory of messages in flight must not be freed
-            communication = isinstance(error, CommunicationError)
-            first = self.control.fail(str(error) or type(error).__name__, own=not communication)
-            if first and communication:
-                raise CommunicationError(f"{error}{first}") from error.__cause__
-            raise
 
     def _keep_validated(self, found: Results, call: str = "") -> torch.Tensor:
         """Keep the results of a step that was validated later, and return its loss.
@@ -517,76 +393,7 @@ class Pipeline:
         if self.last and call != "forward" and not batch.targets and self.loss_fn is not own_loss:
             raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
 
-    def _get_ready(self, call: str) -> Context:
-        """Do what ranks do together before a call, whether or not this rank can make it; return the steps' context."""
-        if self.control.failure:
-            raise PipelineError(
-                f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
-            )
-        if self._context is None:
-            self._context = self._agree(f"start {call}")
-        elif self.steps % CLOCK_STEPS == 0:
-            self.clocks.compare(self.control, f"start {call}")
+    def _get_ready(self, call: str) -> None:
+        self.get_ready(call)
         if call in ("eval", "forward"):
             self._settle(call)
-        return self._context
-
-    def _agree(self, purpose: str) -> Context:
-        """Compile the schedule, compare the ranks' clocks, and return the context of all steps.
-
-        Raises:
-            PipelineError: the ranks have different settings, or different values for weights that they share. On every
-                rank.
-        """
-        modules = self.gradients.modules
-        trained = [
-            index for index, module in modules.items() if any(each.requires_grad for each in module.parameters())
-        ]
-        first = min(trained, default=self.schedule.stages)
-        self.control.meet(purpose)
-        own = torch.tensor([clock.machine(), first, *storage(modules)])
-        rows = self.control.exchange(own, purpose).tolist()
-        self.messages.trained_from = min(row[1] for row in rows)
-        self.sharded = is_sharded([row[2:] for row in rows])
-        shards = Shards(modules, self.group.rank)
-        self.program = self._compile(self._given if self._given.lowered else self.schedule)
-        if device.is_queue(self.group.device):
-            with self.control.required_for(purpose):
-                self.messages.connect(self.program.peers)
-        settings = {
-            "schedule": self.program.fingerprint,
-            "debug": self.messages.debug,
-            "seed": self.seed,
-            "autocast": self.autocast,
-            "variable_shapes": self.batching.variable_shapes,
-            "max_norm": self.validation and self.validation.options.max_norm,
-            "tied": self.gradients.ties,
-            "reduction": self.batching.reduction,
-            "slices": self.batching.slices,
-        }
-        self.control.require_same(settings, purpose)
-        problems = shards.problems(self.program.lowered, self.gradients.replicas)
-        if self.sharded and self.validation:
-            problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
-        if self.sharded and self.updates:
-            problems.append("sharded weights have no versions; take a schedule without U")
-        self.control.require_none(problems, purpose)
-        with self.control.required_for(purpose):
-            differences = self.gradients.initial_differences(partial(self.control.exchange, purpose=purpose))
-        self.control.require_none(differences, purpose)
-        self.clocks.machines = [row[0] for row in rows]
-        self.clocks.compare(self.control, purpose)
-        return Context(
-            rank=self.group.rank,
-            device=self.device,
-            stages=self.stages,
-            updates=self.updates,
-            handlers=self.handlers,
-            messages=self.messages,
-            gradients=self.gradients,
-            shards=shards,
-            sharded=self.sharded,
-            autocast=self.autocast,
-            seed=self.seed,
-            variable_shapes=self.batching.variable_shapes,
-        )
