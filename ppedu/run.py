@@ -26,8 +26,9 @@ try:
     from ppedu.engine.ranks.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.engine.recording.record import record
     from ppedu.engine.stages.cut import cut
+    from ppedu.engine.stages.local import local_stages
     from ppedu.engine.stages.past import Past
-    from ppedu.engine.stages.stage import Stage, local_stages
+    from ppedu.engine.stages.stage import Stage
     from ppedu.engine.torchs import to_torch, verified
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy"):

@@ -26,7 +26,8 @@ from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.ranks.versions import allow_two_streams
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
-from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, require_past
+from ppedu.engine.stages.local import as_stages, find_loss, local_stages, require_past
+from ppedu.engine.stages.stage import Loss, Stage
 from ppedu.engine.updates import Optimizers, find_updates
 
 MOST_SECONDS = 10**6  # of a timeout
@@ -85,11 +86,11 @@ class Context:
             require_past(self.stages)
         self.last = self.stages.get(schedule.stages - 1)
         self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
-        self.device = home([stage.module for stage in self.stages.values()], group.device)
+        self.device = device.home([stage.module for stage in self.stages.values()], group.device)
         self.group = group.on(self.device)
         device.begin(self.device)
         for stage in self.stages.values():
-            stage.device = home([stage.module], self.device)
+            stage.device = device.home([stage.module], self.device)
         self.batching, self.autocast, self.seed = batching, autocast, seed
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)

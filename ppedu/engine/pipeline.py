@@ -29,7 +29,7 @@ from ppedu.engine.interpreter import METHODS, Handler, Step, evaluation_mode
 from ppedu.engine.post_validation import Validation
 from ppedu.engine.ranks import device
 from ppedu.engine.results import Results
-from ppedu.engine.stages.stage import own_loss
+from ppedu.engine.stages.local import own_loss
 from ppedu.engine.torchs import from_torch
 from ppedu.sim import Timeline
 

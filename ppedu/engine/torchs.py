@@ -15,6 +15,7 @@ from ppedu.core.grid import strip
 from ppedu.core.schedule import require_schedule
 from ppedu.engine.batch import Batching
 from ppedu.engine.ranks.comm import PipelineGroup
+from ppedu.engine.ranks.device import home
 from ppedu.engine.ranks.versions import (
     DEFERRED,
     TORCHS_CHUNKS,
@@ -24,7 +25,8 @@ from ppedu.engine.ranks.versions import (
     torchs_runtime,
 )
 from ppedu.engine.recording.runtime import live
-from ppedu.engine.stages.stage import Loss, as_stages, home, local_stages
+from ppedu.engine.stages.local import as_stages, local_stages
+from ppedu.engine.stages.stage import Loss
 from ppedu.sim.verify import verify
 from ppedu.zoo import schedule as named
 

@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 
 from ppedu.core import Schedule
 from ppedu.course.by_hand.tiny import run_schedule
-from ppedu.engine.stages.stage import local_stages
+from ppedu.engine.stages.local import local_stages
 from ppedu.zoo import schedule
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]  # the last two split backwards

@@ -25,7 +25,8 @@ from ppedu.course.training.report import Report
 from ppedu.engine.pipeline import Pipeline
 from ppedu.engine.precision import LossScale, MasterWeights
 from ppedu.engine.ranks.comm import PipelineGroup, place, side_by_side
-from ppedu.engine.stages.stage import Stage, local_stages
+from ppedu.engine.stages.local import local_stages
+from ppedu.engine.stages.stage import Stage
 from ppedu.planning.choice import load
 from ppedu.sim import Timeline
 from ppedu.view.saving import require_savable

@@ -9,13 +9,15 @@ clock, count the seconds of a timeout) must wait for a mark in the queue first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 LONGEST_PAUSE = 1e-3  # seconds between two looks at a mark
 
@@ -128,3 +130,13 @@ def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> Non
 def own_random(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that gives back the state of the random number generators at its end."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
+    """Return the device of the modules' weights and buffers; `default` for modules without any.
+
+    Where only some are on the CPU, such as a large embedding that moves its results itself, it is the other device.
+    """
+    tensors = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
+    devices = [each.device for each in tensors]
+    return next((device for device in devices if device.type != "cpu"), devices[0] if devices else default)

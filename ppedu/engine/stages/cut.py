@@ -16,7 +16,7 @@ from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_instance
 from ppedu.engine.ranks.versions import has_hooks, keep_buffers, tree_leaves, tree_map_only
-from ppedu.engine.stages.stage import local_stages
+from ppedu.engine.stages.local import local_stages
 from ppedu.sim.partition import by_cost, evenly
 
 BY_HAND = "write the stages by hand, each an nn.Module that takes what the one before returns"

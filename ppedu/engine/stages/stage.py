@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
-from inspect import Parameter, signature
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from ppedu.core import B, F, I, PipelineError, R, Schedule, SettingError, W, require_schedule
-from ppedu.core.validate import require_instance, require_rank
+from ppedu.core import B, F, I, PipelineError, R, W
+from ppedu.core.validate import require_instance
 from ppedu.engine.clock import Recorder
-from ppedu.engine.ranks.device import own_random, random_state, set_random_state
-from ppedu.engine.ranks.versions import gradient_edge, tree_leaves, tree_map_only, version
+from ppedu.engine.ranks.device import home, own_random, random_state, set_random_state
+from ppedu.engine.ranks.versions import gradient_edge, tree_map_only
 from ppedu.engine.stages.past import Past
 from ppedu.engine.stages.split_backward import backward_input, pop_grad
+from ppedu.engine.stages.watch import Watched, storages, watchable
 
 Loss = Callable[..., torch.Tensor]
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -40,6 +39,11 @@ class Held(NamedTuple):
     outputs: list[GradientEdge]
     losses: list[GradientEdge]
     past: list[torch.Tensor]
+
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """All edges at which a backward starts."""
+        return self.outputs + self.losses
 
 
 class Stage:
@@ -146,7 +150,7 @@ class Stage:
         with SAVE_NOTHING if again else nullcontext():
             y = self._output(xs, keywords, received, needed)
             if self._keeps_outputs:
-                self.outputs[microbatch] = _versioned(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
+                self.outputs[microbatch] = watchable(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
             if self._loss_fn and len(self.targets):
                 y = self._add(microbatch, self._loss(microbatch, y))
         self.clock.note(F(self.index, microbatch), start)
@@ -191,19 +195,19 @@ class Stage:
             PipelineError: dy has other than one gradient for each output that requires grad; or as `require_learning`.
         """
         start = self.clock.now()
-        xs, edges, grads, _ = self._ready(microbatch, dy)
-        if edges:  # there are no edges if all weights are frozen
+        graph, grads = self._ready(microbatch, dy)
+        if edges := graph.edges:  # there are none if all weights are frozen
             torch.autograd.backward(edges, grads)
         self.clock.note(B(self.index, microbatch), start)
-        return _one_or_several([pop_grad(x) for x in xs])
+        return _one_or_several([pop_grad(x) for x in graph.inputs])
 
     def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Run the first half of `backward`: return the gradient of the input. Later, `backward_weight` must follow."""
         start = self.clock.now()
-        xs, edges, grads, past = self._ready(microbatch, dy)
-        found, self.weight_halves[microbatch] = backward_input(edges, grads, xs + past)
+        graph, grads = self._ready(microbatch, dy)
+        found, self.weight_halves[microbatch] = backward_input(graph.edges, grads, graph.inputs + graph.past)
         self.clock.note(I(self.index, microbatch), start)
-        return _one_or_several(found[: len(xs)])
+        return _one_or_several(found[: len(graph.inputs)])
 
     def backward_weight(self, microbatch: int) -> None:
         """Run the second half of `backward`: add the gradients of the weights to their `.grad`."""
@@ -236,23 +240,23 @@ class Stage:
         if self._clones_input:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
         elif not received:
-            xs = _versioned(xs)
+            xs = watchable(xs)
         # The tensors that must not be changed: not clones, nor received tensors, unless they are needed again.
         lent = () if self._clones_input or (received and not needed) else xs
         named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
-        before, before_named = _versions(lent), {name: _versions(value) for name, value in named.items()}
+        watched, watched_named = Watched(lent), {name: Watched(value) for name, value in named.items()}
         try:
             y = self.module(*xs, **keywords)
         except RuntimeError as error:
             if "leaf Variable that requires grad" not in str(error):
                 raise
             raise self._changes_input("that tensor is needed for the gradient it sends back") from error
-        if _versions(lent) != before:
+        if watched.changed:
             raise self._changes_input(
                 "its forward runs again in the backward" if received else "that is part of the caller's batch"
             )
-        for name, value in named.items():
-            if _versions(value) != before_named[name]:
+        for name, value in watched_named.items():
+            if value.changed:
                 raise PipelineError(
                     f"stage {self.index} changes its keyword {name!r} in place, but other stages and microbatches may "
                     "get the same tensor; change a clone() of it"
@@ -268,18 +272,18 @@ class Stage:
         """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
         if not self._loss_fn or self.loss_weights[microbatch] == 0:
             return torch.zeros((), device=self.device)
-        target, named = _versioned((self.targets[microbatch], self.loss_kwargs))
-        before, before_y = _versions((target, named)), _versions(y)
+        target, named = lent = watchable((self.targets[microbatch], self.loss_kwargs))
+        watched, output = Watched(lent), Watched(y)
         loss = self._loss_fn(y, target, **named)
-        if _versions((target, named)) != before:
+        if watched.changed:
             raise PipelineError(
                 "loss_fn changes its target or a keyword in place, but these are the caller's; change a clone() instead"
             )
-        if _versions(y) != before_y:  # allowed, unless its memory has another use
+        if output.changed:  # allowed, unless its memory has another use
             weights = *self.module.parameters(), *self.module.buffers()
             given = self.inputs[microbatch : microbatch + 1]  # nothing on ranks without the inputs
             kept = given, self.outputs.get(microbatch), weights
-            if not _storages(y).isdisjoint(_storages(kept)):
+            if not storages(y).isdisjoint(storages(kept)):
                 raise PipelineError(
                     "loss_fn changes the output in place, but that is also returned, a part of the caller's batch or a "
                     "weight; change a clone() instead"
@@ -343,29 +347,27 @@ class Stage:
         weighted = loss / weight.denominator
         return weighted if scale == 1 else weighted * scale
 
-    def _ready(
-        self, microbatch: int, dy: Tensors | None
-    ) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any], list[torch.Tensor]]:
-        """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient.
-
-        Last comes where earlier slices enter the graph.
-        """
+    def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[Held, list[Any]]:
+        """Return a microbatch's graph, and for each of its edges a gradient; None for that of a loss."""
         if microbatch in self.again:
             self.again.pop(microbatch)()
-        xs, edges, losses, past = self.held.pop(microbatch)
-        if edges + losses:
+        graph = self.held.pop(microbatch)
+        if graph.edges:
             self._learns = True
-        elif self.loss_weights[microbatch] > 0 and (xs or any(w.requires_grad for w in self.module.parameters())):
+        elif self.loss_weights[microbatch] > 0 and (
+            graph.inputs or any(weight.requires_grad for weight in self.module.parameters())
+        ):
             self._cut_off = True
             if self._alone:
                 self.require_learning()
-        grads = [None] * len(edges) if dy is None else list(as_tuple(dy))
-        if len(grads) != len(edges):
+        wanted = len(graph.outputs)
+        grads = [None] * wanted if dy is None else list(as_tuple(dy))
+        if len(grads) != wanted:
             raise PipelineError(
                 f"stage {self.index} got {len(grads)} gradients for microbatch {microbatch}, whose outputs want "
-                f"{len(edges)}; give one for each output that requires grad"
+                f"{wanted}; give one for each output that requires grad"
             )
-        return xs, edges + losses, grads + [None] * len(losses), past
+        return graph, grads + [None] * len(graph.losses)
 
 
 def _refuse(nothing: None) -> torch.Tensor:
@@ -374,27 +376,6 @@ def _refuse(nothing: None) -> torch.Tensor:
 
 # A forward that will be run again builds its graph, which tells what requires grad, but keeps no tensors for it.
 SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
-
-
-def _versioned(value: Any) -> Any:
-    """Return `value` with clones of those tensors of torch.inference_mode, whose changes `_versions` cannot detect."""
-    return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_inference() else each, value)
-
-
-def _versions(value: Any) -> list[int]:
-    """Return the versions of all tensors in `value`, which autograd counts up with every change in place."""
-    if isinstance(value, torch.Tensor):
-        return [] if value.is_inference() else [version(value)]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list)):
-        return []
-    return [version for each in value for version in _versions(each)]
-
-
-def _storages(value: Any) -> set[int]:
-    """Return where the tensors in `value` have their memory."""
-    return {each.untyped_storage().data_ptr() for each in tree_leaves(value) if isinstance(each, torch.Tensor)}
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -416,93 +397,3 @@ def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Te
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
-    """Return the device of the modules' weights and buffers; `default` for modules without any.
-
-    Where only some are on the CPU, such as a large embedding that moves its results itself, it is the other device.
-    """
-    tensors = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
-    devices = [each.device for each in tensors]
-    for device in devices:
-        if device.type != "cpu":
-            return device
-    return devices[0] if devices else default
-
-
-def own_loss(output: Any, target: Any) -> Any:
-    """Return the output, which is the loss itself if the last stage computes it."""
-    return output
-
-
-def find_loss(loss_fn: Loss | None, stages: Mapping[int, Stage], last: int) -> Loss | None:
-    """Return the loss of a pipeline: `loss_fn` or that of its `last` stage; None if this rank does not hold that.
-
-    Raises:
-        SettingError: another stage has a loss, or the loss has weights to train that no stage of this rank has.
-    """
-    for stage in stages.values():
-        if stage.loss_fn and stage.index != last:
-            raise SettingError(
-                f"stage {stage.index} has a loss_fn, but the last stage is {last}; give the loss to "
-                "Pipeline(…, loss_fn) instead"
-            )
-    if last not in stages:
-        return None
-    found = loss_fn or stages[last].loss_fn or own_loss
-    own = set(nn.ModuleList(stage.module for stage in stages.values()).parameters())
-    for name, weight in found.named_parameters() if isinstance(found, nn.Module) else ():
-        if weight.requires_grad and weight not in own:
-            raise SettingError(
-                f"loss_fn has the weight {name!r}, which no stage of this rank has, so its gradient would not be "
-                "synchronized or clipped; make loss_fn a part of the last stage's module, or freeze the weight with "
-                "requires_grad_(False)"
-            )
-    return found
-
-
-def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
-    """Return the stages that `rank` holds, of both copies of the model if there are two.
-
-    Raises:
-        SettingError: there is no such rank.
-    """
-    require_schedule("local_stages", schedule)
-    return schedule.placement.stages_of(require_rank(rank, schedule.ranks))
-
-
-def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
-    """Return the given modules, which must be those of the stages `numbers`, each as a Stage.
-
-    Raises:
-        SettingError: they are not.
-    """
-    if not isinstance(modules, Mapping) or set(modules) != set(numbers):
-        got = ", ".join(map(str, modules)) if isinstance(modules, Mapping) else repr(modules)
-        raise SettingError(
-            f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
-            "give a module for each, such as {0: module}; see pp.run.local_stages"
-        )
-    found = {}
-    for number in numbers:
-        given = modules[number]
-        found[number] = given if isinstance(given, Stage) else Stage(given, number)
-        if found[number].index != number:  # also if one Stage is to be two
-            raise SettingError(
-                f"stage {number} got a Stage made for stage {found[number].index}; make one for each, such as "
-                f"Stage(module, {number}), which may have the same module"
-            )
-    return found
-
-
-def require_past(stages: Mapping[int, Stage]) -> None:
-    """Raise SettingError unless the forward of each stage takes the keyword `past`, as schedules with slices need."""
-    for number, stage in stages.items():
-        taken = signature(stage.module.forward).parameters
-        own = type(stage).forward is not Stage.forward  # which may not run its module
-        if not own and "past" not in taken and not any(each.kind == Parameter.VAR_KEYWORD for each in taken.values()):
-            raise SettingError(
-                f"the forward of stage {number} takes no `past`, the keys and values of earlier slices; write "
-                "forward(self, x, past) and attend to past.update(key, value, layer)"
-            )
