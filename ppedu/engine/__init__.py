@@ -6,7 +6,8 @@ a timeline.
     pipeline        the public class: one training step after the other. `context` checks what it is given
     interpreter     the loop over a rank's actions. `program` is what it runs
     batch           the microbatches of a batch, and their weights in the loss
-    gradients       sums over copies, replicas and ties, and the norm of all. `sharded`: over sharded weights
+    gradients       sums over copies, replicas and ties, and the norm of all. `names`: which parameters are one weight;
+                    `sharded`: sharded ones
     control         what ranks agree on. post_validation: whether an optimizer step has to be taken back
     clock, results  when actions ran, as a timeline
     precision       mixed precision: a scale for losses, fp32 copies of weights

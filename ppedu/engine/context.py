@@ -16,8 +16,9 @@ from ppedu.core.validate import require_instance
 from ppedu.engine import clock
 from ppedu.engine.batch import Batching
 from ppedu.engine.control import Control
-from ppedu.engine.gradients import GradientSync, Tie
+from ppedu.engine.gradients import GradientSync
 from ppedu.engine.interpreter import Handler
+from ppedu.engine.names import Tie
 from ppedu.engine.post_validation import PostValidation, Validation
 from ppedu.engine.program import Program
 from ppedu.engine.ranks import device
@@ -182,7 +183,7 @@ class Context:
             "autocast": self.autocast,
             "variable_shapes": self.batching.variable_shapes,
             "max_norm": self.validation and self.validation.options.max_norm,
-            "tied": self.gradients.ties,
+            "tied": self.gradients.names.ties,
             "reduction": self.batching.reduction,
             "slices": self.batching.slices,
         }

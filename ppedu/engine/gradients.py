@@ -1,22 +1,16 @@
 """Gradient synchronization: every rank that holds a weight gets the same gradient, once a step.
 
-A weight of the model can be several parameters: one in each copy of the model if the schedule has two (dualpipe), one
-at each end of a tie, as of a language model's embedding to its head, and one in each replica of the pipeline. Copies
-and ties add up their gradients; replicas average them. On the other hand, several stages of a rank can share one
-parameter. Names that stand for one weight, for any of these reasons, form a class, and each class is added up once.
-Stages that fully_shard has sharded are reduced in `sharded`.
+Parameters of a pipeline that are one weight of the model, by `names`, add up their gradients. Replicas of the pipeline
+average them. Stages that fully_shard has sharded are reduced in `sharded`.
 """
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial, reduce
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -24,16 +18,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from ppedu.core import PipelineError, Placement, SettingError
+from ppedu.core import PipelineError, Placement
+from ppedu.engine.names import Exchange, Names, Tie
 from ppedu.engine.ranks.comm import PipelineGroup, start_swap
 from ppedu.engine.ranks.device import wait
 from ppedu.engine.ranks.messages import checksum
 from ppedu.engine.ranks.versions import grad_dtype, is_persistent
+from ppedu.engine.sharded import local_part
 from ppedu.engine.stages.stage import Stage
-
-Name = tuple[int, str]  # of a parameter: its stage, and its name there
-Tie = tuple[Name, Name]  # two names of one weight
-Exchange = Callable[[torch.Tensor], torch.Tensor]  # from a row of numbers to the rows of all ranks of the pipeline
 
 
 class HeldStage(NamedTuple):
@@ -64,7 +56,7 @@ class HeldStage(NamedTuple):
         """Return the names of the tensors that differ between holders, each with a sentence that names two holders."""
         if not tensors:
             return {}
-        rows = self.gather(torch.tensor([checksum(_local(each)) for each in tensors.values()]))
+        rows = self.gather(torch.tensor([checksum(local_part(each)) for each in tensors.values()]))
         found = {}
         for name, checksums in zip(tensors, rows.t().tolist(), strict=True):
             if other := _first_different(checksums):
@@ -73,6 +65,27 @@ class HeldStage(NamedTuple):
                     f"{self.holders[other]}"
                 )
         return found
+
+    def average_buffers(self) -> None:
+        """Give all holders the mean of each floating-point buffer.
+
+        Raises:
+            PipelineError: a buffer of another dtype differs between the holders.
+        """
+        buffers = self.buffers
+        differences = self.differences("buffer", buffers)
+        for name, sentence in differences.items():
+            if not buffers[name].is_floating_point():
+                raise PipelineError(
+                    f"{sentence} after the step, and buffers of {buffers[name].dtype} are not averaged; give every "
+                    "holder the same number of microbatches, or register the buffer with persistent=False"
+                )
+        if differences:
+            floats = [buffers[name] for name in differences]
+            row = torch.cat([buffer.detach().double().flatten() for buffer in floats])
+            means = self.gather(row).mean(0)
+            for buffer, mean in zip(floats, means.split([buffer.numel() for buffer in floats]), strict=True):
+                buffer.detach().copy_(mean.view_as(buffer))
 
 
 class GradientSync:
@@ -100,13 +113,8 @@ class GradientSync:
         timeout: timedelta,
         device: torch.device,
     ):
-        if not isinstance(ties, (tuple, list)) or not all(map(_is_tie, ties)):
-            raise SettingError(
-                "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by "
-                f"its stage and its name there; got {ties!r}"
-            )
         self.placement, self.stages = placement, stages
-        self.ties = [((one, name), (other, partner)) for (one, name), (other, partner) in ties]
+        self.names = Names(placement, stages, ties, group.rank)
         self.group, self.timeout = group, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
         self.replicas = replicas if self.replica_count > 1 else None
@@ -117,12 +125,6 @@ class GradientSync:
         self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
         self._incomplete: set[int] = set()  # stages whose last backward is still ahead
-        # Classes of names, by the ranks that hold them.
-        self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []
-        self._agreed: dict[Name, int] = {}  # the class of each name of this rank, as of the first call
-        for stage, name in (end for tie in ties for end in tie):
-            if stage in stages or not 0 <= stage < placement.stages:
-                self._weight(stage, name)
         for weight in self.weights:
             grad_dtype(weight)  # fails where torch would ignore what is set
         self.find_shared()
@@ -136,62 +138,14 @@ class GradientSync:
         """All parameters of this rank's stages; one that several stages share is there once."""
         return list(nn.ModuleList(self.modules.values()).parameters())
 
-    @property
-    def names(self) -> dict[nn.Parameter, list[Name]]:
-        """All names of each parameter of this rank, in any of its stages."""
-        named = {
-            (stage, name): parameter
-            for stage, module in sorted(self.modules.items())
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
-        for stage, name in chain.from_iterable(self.ties):
-            if stage in self.stages:  # a compiled module also knows its weights by names that it does not list
-                named.setdefault((stage, name), self._weight(stage, name))
-        found: dict[nn.Parameter, list[Name]] = {}
-        for place, parameter in named.items():
-            found.setdefault(parameter, []).append(place)
-        return found
-
     def find_shared(self) -> None:
         """Find the parameters and stages with several holders; before each step, as the caller may replace weights."""
-        # By the ranks of the pipeline that hold them: for each weight, the parameters that it is on this rank.
-        self.shared: list[tuple[Sequence[int], list[list[nn.Parameter]]]] = []
-        self.held = list(self._held_stages())
-        if not self._classes:
-            return
-        named = {name: weight for weight, names in self.names.items() for name in names if weight.requires_grad}
-        for ranks, classes in self._classes:
-            several = []
-            for names in classes:
-                parameters = list(dict.fromkeys(named[name] for name in names if name in named))
-                if len(parameters) > 1 or (parameters and len(ranks) > 1):
-                    several.append(parameters)
-            if several:
-                self.shared.append((ranks, several))
-
-    def require_agreed(self) -> None:
-        """Raise SettingError if weights of this rank have other names than those agreed on, or two have become one."""
-        if not self._agreed:
-            return
-        groups = [*self.names.values()]
-        names = {*chain.from_iterable(groups)}
-        changes = [(name, "was added") for name in sorted(names - {*self._agreed})]
-        changes += [(name, "was removed") for name in sorted({*self._agreed} - names)]
-        if not changes:
-            for group in groups:
-                if len({self._agreed[name] for name in group}) > 1:
-                    stage, name = group[-1]
-                    changes.append((group[0], f"became that of stage {stage}, {name!r},"))
-        for (stage, name), change in changes:
-            raise SettingError(
-                f"the weight {name!r} of stage {stage} {change} after the pipeline's first call, in which the ranks "
-                "agreed on the weights that several of them hold; make a new Pipeline after such a change, on all ranks"
-            )
+        self.shared, self.held = self.names.shared(), list(self._held_stages())
 
     def initial_differences(self, exchange: Exchange) -> list[str]:
         """Learn which weights are one, and return a sentence for each weight and buffer that its holders differ in."""
         found = []
-        names = self.names
+        names = self.names.of_parameters()
         for each in self.held:
             weights, buffers = dict(each.module.named_parameters()), each.buffers
             looks = [(name, part.shape, part.dtype, part.requires_grad) for name, part in (weights | buffers).items()]
@@ -207,15 +161,7 @@ class GradientSync:
             # Each replica holds another slice of a sharded weight; all slices together are one weight.
             whole = {name: weight for name, weight in weights.items() if not hasattr(weight, "to_local")}
             found += {**each.differences("weight", whole), **each.differences("buffer", buffers)}.values()
-        if self.ties or self.placement.copies > 1:
-            found += self._agree(names, exchange)
-        classes = [each for _, several in self._classes for each in several]
-        if self.held or classes:
-            self._agreed = dict.fromkeys(chain.from_iterable(names.values()), 0)
-            for number, members in enumerate(classes):
-                for stage, name in members:
-                    if stage in self.stages:
-                        self._agreed[stage, name] = number
+        found += self.names.agree(exchange, self.replicas is not None)
         return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
 
     def begin(self, stages: Iterable[int], loss_scale: float = 1) -> None:
@@ -264,7 +210,7 @@ class GradientSync:
                 if weight.grad is not None:
                     weight.grad.div_(self.loss_scale)
         for each in self.held:
-            _average_buffers(each)
+            each.average_buffers()
         for weight, grad in self._earlier:
             weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
 
@@ -313,61 +259,6 @@ class GradientSync:
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
         return torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
 
-    def _agree(self, names: Mapping[nn.Parameter, list[Name]], exchange: Exchange) -> list[str]:
-        """Find the classes of names that stand for one weight, in agreement with the other ranks of the pipeline.
-
-        A rank cannot see which parameters the stages of another rank share, so each reports its own. Say rank 0 has the
-        weight (0, "token"), which is tied to (1, "head") on rank 1. If that parameter is also (2, "head") there, rank 1
-        reports both names. The class is (0, "token"), (1, "head"), (2, "head"), on the ranks (0, 1).
-
-        Args:
-            names: see `names`.
-
-        Returns:
-            A sentence for each class that is not the same weight on this rank as on another.
-        """
-        tied = set(chain.from_iterable(self.ties))
-        own = []  # of each parameter with several names or a tied one: its names, and its digest
-        for weight, aliases in names.items():
-            if len(aliases) > 1 or not tied.isdisjoint(aliases):
-                own.append((aliases, _digest(weight)))
-        reports = [json.loads(text) for text in _exchange_texts(json.dumps(own), exchange)]
-        parameters: list[tuple[int, set[Name], int]] = []  # those of all ranks, after the rank
-        for rank, report in enumerate(reports):
-            for reported, digest in report:
-                parameters.append((rank, {(stage, name) for stage, name in reported}, digest))
-        joined = _joined([*map(set, self.ties), *(aliases for _, aliases, _ in parameters)])
-        alone = [[aliases[0]] for aliases in names.values() if not any(aliases[0] in each for each in joined)]
-        classes: defaultdict[tuple[int, Sequence[int]], list[list[Name]]] = defaultdict(list)
-        found = []
-        for each in sorted([*map(sorted, joined), *alone]):
-            stages = {stage for stage, _ in each}
-            ranks = tuple(sorted({copy[stage] for copy in self.placement.holders for stage in stages}))
-            if self.group.rank not in ranks:
-                continue
-            classes[min(stages), ranks].append(each)
-            digests = [(rank, digest) for rank, aliases, digest in parameters if not aliases.isdisjoint(each)]
-            mine = next((digest for rank, digest in digests if rank == self.group.rank), None)
-            for rank, digest in digests:
-                if mine not in (None, digest):
-                    found.append(
-                        f"the tied weights on rank {self.group.rank} and rank {rank} are not the same in shape, "
-                        "dtype, requires_grad or values"
-                    )
-        # In the same order on all ranks, so that none waits for another in a cycle; stage by stage, to save memory.
-        self._classes = [(ranks, each) for (_, ranks), each in sorted(classes.items())]
-        return found
-
-    def _weight(self, stage: int, name: str) -> nn.Parameter:
-        modules = self.modules
-        try:
-            return modules[stage].get_parameter(name)
-        except (KeyError, AttributeError):
-            known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
-            raise SettingError(
-                f"cannot tie {name!r} of stage {stage}, which has no such weight; its weights are: {known}"
-            ) from None
-
     def _held_stages(self) -> Iterator[HeldStage]:
         """Yield the stages of this rank that other ranks hold, too: copies within the schedule, then replicas."""
         for stage, module in sorted(self.modules.items()):  # in the same order on both ranks
@@ -398,72 +289,9 @@ class GradientSync:
         return torch.stack(rows)
 
 
-def _is_tie(tie: Any) -> bool:
-    """Return whether `tie` has the form of a `Tie`."""
-    match tie:
-        case [[int(), str()], [int(), str()]]:
-            return True
-    return False
-
-
-def _joined(groups: Iterable[set[Name]]) -> list[set[Name]]:
-    """Join groups that have a name in common, until no two have: {a, b}, {c}, {b, d} become {c}, {a, b, d}."""
-    joined: list[set[Name]] = []
-    for group in groups:
-        apart, union = [], set(group)
-        for each in joined:
-            if each.isdisjoint(group):
-                apart.append(each)
-            else:
-                union |= each
-        joined = [*apart, union]
-    return joined
-
-
-def _exchange_texts(text: str, exchange: Exchange) -> list[str]:
-    """Return the texts of all ranks, each followed by spaces."""
-    own = text.encode()
-    longest = int(exchange(torch.tensor([len(own)])).max())
-    rows = exchange(torch.tensor(list(own.ljust(longest)), dtype=torch.uint8))
-    return [bytes(row).decode() for row in rows.tolist()]
-
-
-def _average_buffers(held: HeldStage) -> None:
-    """Give all holders of a stage the mean of each floating-point buffer.
-
-    Raises:
-        PipelineError: a buffer of another dtype differs between the holders.
-    """
-    buffers = held.buffers
-    differences = held.differences("buffer", buffers)
-    for name, sentence in differences.items():
-        if not buffers[name].is_floating_point():
-            raise PipelineError(
-                f"{sentence} after the step, and buffers of {buffers[name].dtype} are not averaged; give every holder "
-                "the same number of microbatches, or register the buffer with persistent=False"
-            )
-    if differences:
-        floats = [buffers[name] for name in differences]
-        row = torch.cat([buffer.detach().double().flatten() for buffer in floats])
-        means = held.gather(row).mean(0)
-        for buffer, mean in zip(floats, means.split([buffer.numel() for buffer in floats]), strict=True):
-            buffer.detach().copy_(mean.view_as(buffer))
-
-
 def _first_different(values: Sequence[int]) -> int:
     """Return the position of the first value that differs from `values[0]`; 0 if all are equal."""
     return next((position for position, value in enumerate(values) if value != values[0]), 0)
-
-
-def _digest(weight: nn.Parameter) -> int:
-    """Return a number that stands for all that must be equal in two parameters that are one weight."""
-    look = tuple(_local(weight).shape), str(weight.dtype), weight.requires_grad, checksum(_local(weight))
-    return zlib.crc32(repr(look).encode())
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    """Return this rank's slice of a sharded tensor, or any other tensor itself, detached in both cases."""
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
 def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
@@ -473,12 +301,12 @@ def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
     """
     sums, marks = [], []
     for same in weights:
-        grads = [_local(each.grad) for each in same if each.grad is not None]
+        grads = [local_part(each.grad) for each in same if each.grad is not None]
         dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
         if dense:
             sums.append(reduce(torch.add, dense))
         else:
-            sums.append(torch.zeros_like(_local(same[0]), dtype=grad_dtype(same[0])))
+            sums.append(torch.zeros_like(local_part(same[0]), dtype=grad_dtype(same[0])))
         marks.append(bool(grads))
     row = torch.cat([each.reshape(-1) for each in sums])
     # Copying numbers to a GPU would let the host wait for the GPU.
@@ -491,7 +319,7 @@ def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> 
 
     Gradients are written in place where they can be, as they may be views into a tensor of the caller.
     """
-    *parts, marks = row.split([*(_local(same[0]).numel() for same in weights), len(weights)])
+    *parts, marks = row.split([*(local_part(same[0]).numel() for same in weights), len(weights)])
     for same, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
         if not has_grad:
             continue
@@ -499,4 +327,4 @@ def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> 
             grad, dtype = weight.grad, grad_dtype(weight)
             if grad is None or grad.layout != torch.strided or grad.dtype != dtype or hasattr(grad, "to_local"):
                 weight.grad = torch.empty_like(weight, dtype=dtype)
-            _local(weight.grad).copy_(part.view_as(_local(weight)))
+            local_part(weight.grad).copy_(part.view_as(local_part(weight)))

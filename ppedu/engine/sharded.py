@@ -204,6 +204,11 @@ class Shards:
                 handle.wait()
 
 
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's slice of a sharded tensor, or any other tensor itself, detached in both cases."""
+    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
 def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) -> list[Any]:
     """Return the modules in `module`, itself first, that are instances of one of these classes.
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ppedu.core import SettingError
 from ppedu.core.validate import require_count, require_instance
-from ppedu.engine.gradients import Tie
+from ppedu.engine.names import Tie
 from ppedu.engine.stages.cut import with_ends
 from ppedu.engine.stages.past import Past
 from ppedu.sim.partition import evenly

@@ -13,7 +13,7 @@ from torch import nn
 from ppedu.core import SettingError
 from ppedu.course.training.data import Text
 from ppedu.course.training.gpt import GPT, GPTConfig, next_token_loss
-from ppedu.engine.gradients import Tie
+from ppedu.engine.names import Tie
 from ppedu.engine.ranks.comm import PipelineGroup
 
 
