@@ -351,9 +351,9 @@ def _planned(path: str, given: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 def require_saved(config: TrainConfig) -> None:
     """Raise PipelineError unless the folder `config.save` can be used and its checkpoint, if any, can be resumed."""
     if config.save is not None:
-        from ppedu.engine.stages.checkpoint import require_usable
+        from ppedu.engine.stages.folder import Folder
 
-        require_usable(config.save, config.fixed(Text(config.text)))
+        Folder(config.save, config.fixed(Text(config.text))).require_usable()
 
 
 def main() -> None:

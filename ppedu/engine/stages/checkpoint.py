@@ -2,51 +2,36 @@
 
 A checkpoint does not depend on ranks: two ranks can load what four have saved, with another schedule. Each name stands
 for one weight: different weights with the same name are refused before anything is written.
-
-A folder holds one checkpoint, such as `step-40`; while the next one is written, it is called `step-50.part`. The file
-`lock` keeps a second run from using the folder while the first one trains.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
 import os
-import reprlib
-import shutil
-import socket
 import warnings
-import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint import CheckpointException, TensorStorageMetadata
+from torch.distributed.checkpoint import TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ppedu.core import PipelineError, SettingError
-from ppedu.core.files import named
 from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.ranks.messages import checksum
 from ppedu.engine.ranks.versions import checkpoint_function, offset_of
+from ppedu.engine.stages.folder import Folder, one_error, reading
 from ppedu.engine.stages.stage import Stage
 
 Values = dict[str, Any]  # tensors, and an optimizer's numbers, by their names in a checkpoint
 Answer = TypeVar("Answer")
 NUMBERS = (int, float, complex, NoneType)
-ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, its losses and its states
-# Of torch, by release: one rank saves without others, torch's writer itself uses this, and ranks have different stages.
-WARNINGS = "torch.distributed is disabled|TypedStorage is deprecated|Detected mismatched keys"
-LOCK = "lock"  # in the folder, beside the checkpoint
 BY_STAGE = "give Checkpoints the stages as Pipeline takes them, {stage: module}, and names differ by stage"
 
 
@@ -98,8 +83,7 @@ class Checkpoints:
         group: PipelineGroup | None = None,
         states: Mapping[str, Stateful] | None = None,
     ):
-        self.folder, self.optimizer, self.model = named(folder), optimizer, dict(model)
-        self.states = dict(states or {})
+        self.folder, self.optimizer, self.states = Folder(folder, model), optimizer, dict(states or {})
         pairs = modules.items() if isinstance(modules, Mapping) else ((None, module) for module in modules)
         self._modules: list[tuple[int | None, nn.Module]] = [
             (stage, each.module if isinstance(each, Stage) else each) for stage, each in pairs
@@ -107,7 +91,6 @@ class Checkpoints:
         self._prefixes: list[str] = []  # of the names of each module; see `_find_prefixes`
         self.group = PipelineGroup.of(group)
         self._ranks: Any = None if self.group.size == 1 else self.group.channel  # that save and load together
-        self._locked = False
         dicts = [module.state_dict(keep_vars=True) for _, module in self._modules]
         held = {id(value) for each in dicts for value in each.values()}
         # A state dict may hold copies, whose weights are known by their names.
@@ -135,42 +118,16 @@ class Checkpoints:
                 the checkpoint cannot be written, the folder holds one of this step or a later one, or another run is
                 using the folder. On all ranks, and the checkpoint before stays.
         """
-        complete = self.folder / f"step-{len(losses)}"
-        part = complete.with_name(f"{complete.name}.part")
+        part = self.folder.path / f"step-{len(losses)}.part"
         states = {name: each.state_dict() for name, each in self.states.items()}
-
-        def begin() -> None:
-            self._require_lock()
-            for name, state in states.items():
-                if json.loads(json.dumps(state)) != state:
-                    raise PipelineError(
-                        f"the state of {name!r} cannot be saved; a checkpoint holds JSON values, such as numbers and "
-                        f"lists; got {reprlib.repr(state)}"
-                    )
-            if (newest := max(_steps(self.folder), default=-1)) >= len(losses):
-                raise PipelineError(
-                    f"cannot save step {len(losses)} in {str(self.folder)!r}, which holds a checkpoint of step "
-                    f"{newest}; load that one first, or save in another folder"
-                )
-            for left in self.folder.glob("step-*.part"):
-                shutil.rmtree(left)
-
-        def finish() -> None:
-            about = {"model": self.model, "losses": list(losses), "states": states}
-            (part / ABOUT).write_text(json.dumps(about), encoding="utf-8")
-            before = _steps(self.folder)
-            part.rename(complete)
-            for step in before:
-                shutil.rmtree(self.folder / f"step-{step}")
-
-        self._on_first(begin)
+        self._on_first(lambda: self.folder.begin(len(losses), states))
         self._find_prefixes()
         values = self._values()
         self._require_complete(values)
         self._require_different_names(values)
-        with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
+        with one_error(f"cannot write the checkpoint {str(part.with_suffix(''))!r}"):
             checkpoint_function("save", self._ranks)(values, storage_writer=_Writer(part))
-        self._on_first(finish)
+        self._on_first(lambda: self.folder.finish(part, losses, states))
 
     def load(self) -> list[float]:
         """Load the newest checkpoint and return its losses; return [] if the folder is empty. All ranks must call it.
@@ -184,14 +141,11 @@ class Checkpoints:
         """
 
         def look() -> tuple[Path, list[float], dict[str, Any], dict[str, Any]] | None:
-            self._require_lock()
-            found = _newest(self.folder, self.model)
-            if found is None:
+            self.folder.lock()
+            if not (found := self.folder.newest()):
                 return None
-            path, losses, states = found
-            with _one_error(_unreadable(path)):
-                listed = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
-            return path, losses, states, listed
+            with reading(found[0]):
+                return *found, checkpoint.FileSystemReader(found[0]).read_metadata().state_dict_metadata
 
         newest = self._on_first(look)
         self._find_prefixes()
@@ -203,7 +157,7 @@ class Checkpoints:
         state = self._empty_state(listed)
         values = self._values(dicts) | {name: value for name, (_, _, value) in state.items()}
         self._require_listed(path, listed, values)
-        with _one_error(_unreadable(path)):
+        with reading(path):
             checkpoint_function("load", self._ranks)(values, storage_reader=checkpoint.FileSystemReader(path))
         for (_, module), each in zip(self._modules, dicts, strict=True):
             own = {id(value) for value in chain(module.parameters(), module.buffers())}
@@ -217,12 +171,6 @@ class Checkpoints:
             holder = f"the checkpoint {str(path)!r}" if name in states else "this run"
             warnings.warn(f"only {holder} has a state of {name!r}, so training resumes without it", stacklevel=2)
         return losses
-
-    def _require_lock(self) -> None:
-        """Lock the folder unless this is done already; raise PipelineError if another run holds the lock."""
-        if not self._locked:
-            weakref.finalize(self, _lock_folder(self.folder).close)
-            self._locked = True
 
     def _find_prefixes(self) -> None:
         """Let all names begin with their stage if two stages have a name in common. All ranks must call it.
@@ -365,7 +313,7 @@ class Checkpoints:
         answer: list[Any] = [None]
         if self.group.is_first:
             try:
-                with _one_error(f"cannot use {str(self.folder)!r} for checkpoints"):
+                with self.folder.using():
                     answer = [do()]
             except PipelineError as error:
                 answer = [error]
@@ -374,68 +322,6 @@ class Checkpoints:
         if isinstance(answer[0], PipelineError):
             raise answer[0]
         return cast(Answer, answer[0])
-
-
-def require_usable(folder: str | os.PathLike[str], model: Mapping[str, Any]) -> None:
-    """Raise PipelineError unless a run with the settings `model` can use `folder` and resume from what it holds."""
-    path = named(folder)
-    with _one_error(f"cannot use {str(path)!r} for checkpoints"), _lock_folder(path):
-        _newest(path, model)
-
-
-def _lock_folder(folder: Path) -> TextIO:
-    """Lock `folder`, creating it if necessary, and return an open file; closing it releases the lock."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise PipelineError(f"cannot save in {str(folder)!r}: {error.strerror}; name a folder you can write") from error
-    try:
-        # A lock of the process: a notebook cell that failed does not lock out the next cell.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        with file:
-            file.seek(0)
-            owner = file.read()
-        raise PipelineError(
-            f"another run ({owner}) is saving in {str(folder)!r}; wait until it ends, or save in another folder"
-        ) from None
-    except OSError:
-        return file  # some network file systems do not support locks; train there without one
-    file.truncate(0)
-    print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
-    return file
-
-
-def _steps(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints in `folder`."""
-    steps = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
-    return [int(step) for step in steps if step.isdecimal()]
-
-
-def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float], dict[str, Any]] | None:
-    """Return the newest checkpoint, its losses and its states; None if the folder has no checkpoint."""
-    if not (steps := _steps(folder)):
-        return None
-    path = folder / f"step-{max(steps)}"
-    with _one_error(_unreadable(path)):
-        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-        made, losses = about["model"], about["losses"]
-        pairs = ((name, made.get(name), model.get(name)) for name in {**made, **model})
-        changed = [f"{name} {_only(old, new)}, not {_only(new, old)}" for name, old, new in pairs if old != new]
-        if changed:
-            raise PipelineError(
-                f"the checkpoint {str(path)!r} was made with {' and '.join(changed)}; "
-                "use the same settings, or save in another folder"
-            )
-        numbers = isinstance(losses, list) and all(isinstance(loss, (int, float)) for loss in losses)
-        if not numbers or len(losses) != max(steps):
-            raise ValueError(f"the losses in {ABOUT} are not {max(steps)} numbers")
-    return path, losses, about.get("states", {})
-
-
-def _unreadable(path: Path) -> str:
-    return f"cannot read the checkpoint {str(path)!r} (if its files are damaged, remove it to start from the beginning)"
 
 
 def _form(value: Any) -> str:
@@ -453,26 +339,3 @@ def _look(tensor: Any) -> tuple[Any, Any]:
     if hasattr(tensor, "to_local"):
         offset, here = offset_of(tensor), tensor.to_local()
     return offset, (tensor.dtype, tuple(tensor.shape), tuple(here.shape), checksum(here))
-
-
-def _only(value: Any, other: Any) -> str:
-    """Return `value` as text for a message; if both are lists, only the items that `other` lacks."""
-    if isinstance(value, list) and isinstance(other, list):
-        value = [item for item in value if item not in other]
-    return reprlib.repr(value)
-
-
-@contextmanager
-def _one_error(what: str) -> Iterator[None]:
-    """Context manager: turn an error of a file or of torch into a PipelineError, "<what>: <the original cause>"."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", WARNINGS)
-            yield
-    except PipelineError:
-        raise
-    except (Exception, CheckpointException) as error:  # CheckpointException is a BaseException with all ranks' errors
-        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        if isinstance(first, OSError) and first.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise PipelineError(f"{what}: the disk is full; free some space, or save in another folder") from error
-        raise PipelineError(f"{what}: {type(first).__name__}: {first}") from error
