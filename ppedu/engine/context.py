@@ -18,7 +18,7 @@ from ppedu.engine.batch import Batching
 from ppedu.engine.control import Control
 from ppedu.engine.gradients import GradientSync
 from ppedu.engine.interpreter import Handler
-from ppedu.engine.names import Tie
+from ppedu.engine.names import Names, Tie
 from ppedu.engine.post_validation import PostValidation, Validation
 from ppedu.engine.program import Program
 from ppedu.engine.ranks import device
@@ -27,7 +27,7 @@ from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.ranks.versions import allow_two_streams
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
-from ppedu.engine.stages.local import as_stages, find_loss, local_stages, require_past
+from ppedu.engine.stages.local import as_stages, find_loss, require_past
 from ppedu.engine.stages.stage import Loss, Stage
 from ppedu.engine.updates import Optimizers, find_updates
 
@@ -73,8 +73,7 @@ class Context:
         if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
             raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
         group = PipelineGroup.of(group)
-        if group.size != schedule.ranks:
-            raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
+        self.stages = as_stages(schedule, stages, group)
         given = without_waits(schedule)
         if given.lowered and (problems := check(given, transport="rendezvous")):
             raise SettingError(
@@ -82,7 +81,6 @@ class Context:
                 f"(NCCL): {problems[0]}; give Pipeline(pp.strip(schedule), …), which places messages of its own"
             )
         self.schedule, self._given = strip(schedule), given
-        self.stages = as_stages(stages, local_stages(schedule, group.rank), group.rank)
         if schedule.slices > 1:
             require_past(self.stages)
         self.last = self.stages.get(schedule.stages - 1)
@@ -96,7 +94,8 @@ class Context:
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)
         self.control = Control(self.group, limit, replicas)
-        self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
+        self.names = Names(schedule.placement, self.stages, tied, group.rank)
+        self.gradients = GradientSync(self.names, self.group, replicas, limit, self.device)
         self.updates = find_updates(schedule, self.stages, optimizer)
         if self.updates and (replicas or tied):
             raise SettingError(f"{schedule!r} updates weights within a step; leave out replicas and tied")
@@ -162,10 +161,7 @@ class Context:
                 rank.
         """
         modules = self.gradients.modules
-        trained = [
-            index for index, module in modules.items() if any(each.requires_grad for each in module.parameters())
-        ]
-        first = min(trained, default=self.schedule.stages)
+        first = min((index for index, stage in self.stages.items() if stage.trained), default=self.schedule.stages)
         self.control.meet(purpose)
         own = torch.tensor([clock.machine(), first, *storage(modules)])
         rows = self.control.exchange(own, purpose).tolist()
@@ -183,7 +179,7 @@ class Context:
             "autocast": self.autocast,
             "variable_shapes": self.batching.variable_shapes,
             "max_norm": self.validation and self.validation.options.max_norm,
-            "tied": self.gradients.names.ties,
+            "tied": self.names.ties,
             "reduction": self.batching.reduction,
             "slices": self.batching.slices,
         }

@@ -18,14 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from ppedu.core import PipelineError, Placement
-from ppedu.engine.names import Exchange, Names, Tie
+from ppedu.core import PipelineError
+from ppedu.engine.names import Exchange, Names
 from ppedu.engine.ranks.comm import PipelineGroup, start_swap
 from ppedu.engine.ranks.device import wait
 from ppedu.engine.ranks.messages import checksum
 from ppedu.engine.ranks.versions import grad_dtype, is_persistent
 from ppedu.engine.sharded import local_part
-from ppedu.engine.stages.stage import Stage
 
 
 class HeldStage(NamedTuple):
@@ -92,29 +91,24 @@ class GradientSync:
     """Synchronizes the gradients of one rank's stages with all other holders of their weights.
 
     Args:
-        stages: all stages of the rank, by number.
-        ties: pairs of weights, each named by its stage and its name there.
+        names: of the parameters of this rank's stages.
         replicas: the ranks that hold the same stages in other pipelines.
         timeout: how long to wait for another rank.
         device: that of this rank's stages.
 
     Raises:
-        SettingError: `ties` are not pairs of weights of the model.
         PipelineError: a weight asks for gradients in another dtype, which this release of PyTorch does not have.
     """
 
     def __init__(
         self,
-        placement: Placement,
-        stages: Mapping[int, Stage],
-        ties: Sequence[Tie],
+        names: Names,
         group: PipelineGroup,
         replicas: dist.ProcessGroup | None,
         timeout: timedelta,
         device: torch.device,
     ):
-        self.placement, self.stages = placement, stages
-        self.names = Names(placement, stages, ties, group.rank)
+        self.names, self.placement, self.stages = names, names.placement, names.stages
         self.group, self.timeout = group, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
         self.replicas = replicas if self.replica_count > 1 else None
@@ -185,8 +179,7 @@ class GradientSync:
         if self.replicas is None:
             return
         later = {id(weight) for other in self._incomplete for weight in self.stages[other].module.parameters()}
-        trained = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
-        weights = [[weight] for weight in trained if id(weight) not in later]
+        weights = [[weight] for weight in self.stages[stage].trained if id(weight) not in later]
         if not weights:
             return
         total = _flatten(weights).to(self.replica_device)

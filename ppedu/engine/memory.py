@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,8 +14,8 @@ from ppedu.core import Action, Op, PipelineError
 from ppedu.core.validate import require_instance
 from ppedu.engine.interpreter import Handler, Step
 from ppedu.engine.pipeline import Pipeline
-from ppedu.engine.ranks.versions import tree_leaves
 from ppedu.engine.stages.split_backward import as_saved
+from ppedu.engine.stages.watch import storages
 
 
 class Memory:
@@ -109,8 +108,8 @@ class Saved:
         modules = [stage.module for stage in step.stages.values()]
         weights = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
         batch = step.batch
-        given = tree_leaves((batch.inputs, batch.targets, batch.keywords, batch.stage_keywords))
-        self._step, self._always = step, set(_storages(chain(weights, given)))
+        given = batch.inputs, batch.targets, batch.keywords, batch.stage_keywords
+        self._step, self._always = step, set(storages([*weights, given]))
         self._saved: weakref.WeakSet[Kept] = weakref.WeakSet()
 
     def __enter__(self) -> None:
@@ -125,9 +124,8 @@ class Saved:
         tensors: list[Any] = [kept.tensor for kept in self._saved]
         for stage in self._step.stages.values():
             for function in stage.postponed():  # a partial holds the tensors that it will use as its arguments
-                tensors += tree_leaves(getattr(function, "args", ()))
-        storages = _storages(tensors)
-        bytes_held = sum(size for place, size in storages.items() if place not in self._always)
+                tensors.append(getattr(function, "args", ()))
+        bytes_held = sum(size for place, size in storages(tensors).items() if place not in self._always)
         self.peak = max(self.peak, bytes_held)
         return bytes_held
 
@@ -157,9 +155,3 @@ class Allocated:
     def held(self) -> int:
         """Return the bytes that are allocated now, more than at the start of the step."""
         return torch.cuda.memory_allocated(self._device) - self._before
-
-
-def _storages(values: Iterable[Any]) -> dict[int, int]:
-    """Return the memory behind all tensors in `values`: by address, its bytes."""
-    storages = (each.untyped_storage() for each in values if isinstance(each, torch.Tensor))
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -47,7 +47,7 @@ class Names:
         self.placement, self.stages, self.rank = placement, stages, rank
         self.ties = [((one, name), (other, partner)) for (one, name), (other, partner) in ties]
         self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
-        self._agreed: dict[Name, int] = {}  # the class of each name of this rank, as of the first call
+        self._agreed: dict[Name, int] = {}  # the class of each name, as of the first call
         for stage, name in chain(*ties):
             if stage in stages or not 0 <= stage < placement.stages:
                 self._weight(stage, name)
@@ -88,9 +88,9 @@ class Names:
         if not self._agreed:
             return
         groups = [*self.of_parameters().values()]
-        names = {*chain(*groups)}
-        changes = [(name, "was added") for name in sorted(names - {*self._agreed})]
-        changes += [(name, "was removed") for name in sorted({*self._agreed} - names)]
+        names, agreed = {*chain(*groups)}, {name for name in self._agreed if name[0] in self.stages}
+        changes = [(name, "was added") for name in sorted(names - agreed)]
+        changes += [(name, "was removed") for name in sorted(agreed - names)]
         if not changes:
             for group in groups:
                 if len({self._agreed[name] for name in group}) > 1:
@@ -113,10 +113,8 @@ class Names:
         """
         names = self.of_parameters()
         found = self._find_classes(names, exchange) if self.ties or self.placement.copies > 1 else []
-        if replicated or self._classes:
-            self._agreed = dict.fromkeys(chain(*names.values()), 0)
-            for number, members in enumerate(chain(*(classes for _, classes in self._classes))):
-                self._agreed |= {(stage, name): number for stage, name in members if stage in self.stages}
+        classes = [*chain(*(several for _, several in self._classes))] or [[*chain(*names.values())]] * replicated
+        self._agreed = {each: number for number, members in enumerate(classes) for each in members}
         return found
 
     def _find_classes(self, names: Mapping[nn.Parameter, list[Name]], exchange: Exchange) -> list[str]:

@@ -223,7 +223,7 @@ class Pipeline(Context):
         if self.validation:
             raise SettingError("the pipeline steps the optimizer, and clips before; give PostValidation(max_norm=…)")
         self._get_ready("clip_grad_norm")
-        self.gradients.names.require_agreed()
+        self.names.require_agreed()
         self.gradients.find_shared()
         norm = self.control.exchange(self.gradients.norm()[None], "clip the gradients").norm()
         if error_if_nonfinite and not norm.isfinite():
@@ -261,7 +261,7 @@ class Pipeline(Context):
                 batch = batch.sliced(slices, self.batching)
             self._require_given(call, batch)
             if training:
-                self.gradients.names.require_agreed()
+                self.names.require_agreed()
         except Exception:
             with suppress(PipelineError):  # this rank's own error says more
                 self._get_ready(call)

@@ -25,7 +25,7 @@ from ppedu.engine.ranks.versions import (
     torchs_runtime,
 )
 from ppedu.engine.recording.runtime import live
-from ppedu.engine.stages.local import as_stages, local_stages
+from ppedu.engine.stages.local import as_stages
 from ppedu.engine.stages.stage import Loss
 from ppedu.sim.verify import verify
 from ppedu.zoo import schedule as named
@@ -72,10 +72,7 @@ def to_torch(
     group = PipelineGroup.of(group)
     if not dist.is_initialized():
         raise CommunicationError("torch's runtime needs a process group; call torch.distributed.init_process_group()")
-    if group.size != schedule.ranks:
-        raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
-    held = as_stages(stages, local_stages(schedule, group.rank), group.rank)
-    modules = {number: stage.module for number, stage in held.items()}
+    modules = {number: stage.module for number, stage in as_stages(schedule, stages, group).items()}
     device = home(modules.values(), group.device)
     if "defer_pp_recv" in settings:
         require(DEFERRED)

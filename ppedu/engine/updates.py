@@ -36,7 +36,7 @@ class Weights:
 
     def __init__(self, stage: Stage, optimizer: torch.optim.Optimizer, used: Sequence[int], stepped: Sequence[int]):
         self.optimizer, self._used, self._stepped = optimizer, used, stepped
-        self._weights = [weight for weight in stage.module.parameters() if weight.requires_grad]
+        self._weights = stage.trained
         self._nothing: Tensors = [None] * len(self._weights)
         self.begin()
 
@@ -98,13 +98,13 @@ def find_updates(schedule: Schedule, stages: Mapping[int, Stage], optimizers: An
             f"{schedule!r} updates weights: give an optimizer for each stage of this rank, such as "
             f"optimizer={{{min(stages)}: torch.optim.SGD(module.parameters(), lr=0.1)}}; got {optimizers!r}"
         )
-    trained = [weight for stage in stages.values() for weight in stage.module.parameters() if weight.requires_grad]
+    trained = [weight for stage in stages.values() for weight in stage.trained]
     if len(set(trained)) < len(trained):
         raise SettingError("two stages of this rank share a weight, which both would update; give each its own")
     found, plan = {}, versions(schedule)
     for number, stage in stages.items():
         stepped = {weight for group in optimizers[number].param_groups for weight in group["params"]}
-        if stepped != {weight for weight in stage.module.parameters() if weight.requires_grad}:
+        if stepped != set(stage.trained):
             raise SettingError(f"the optimizer of stage {number} must have all weights of that stage, and no others")
         found[number] = Weights(stage, optimizers[number], plan.used[number], plan.stepped[number])
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from ppedu.core import Schedule, SettingError, require_schedule
 from ppedu.core.validate import require_rank
+from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.stages.stage import Loss, Stage
 
 
@@ -23,16 +24,19 @@ def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
     return schedule.placement.stages_of(require_rank(rank, schedule.ranks))
 
 
-def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
-    """Return the given modules, which must be those of the stages `numbers`, each as a Stage.
+def as_stages(schedule: Schedule, modules: Mapping[int, nn.Module | Stage], group: PipelineGroup) -> dict[int, Stage]:
+    """Return the given modules, which must be those of this rank's stages, each as a Stage.
 
     Raises:
-        SettingError: they are not.
+        SettingError: they are not, or the group has another number of ranks than the schedule.
     """
+    if group.size != schedule.ranks:
+        raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
+    numbers = local_stages(schedule, group.rank)
     if not isinstance(modules, Mapping) or set(modules) != set(numbers):
         got = ", ".join(map(str, modules)) if isinstance(modules, Mapping) else repr(modules)
         raise SettingError(
-            f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
+            f"rank {group.rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
             "give a module for each, such as {0: module}; see pp.run.local_stages"
         )
     found = {}

@@ -117,6 +117,11 @@ class Stage:
         self.again: dict[int, Callable[[], None]] = {}  # of those to recompute, by microbatch: runs its forward again
 
     @property
+    def trained(self) -> list[nn.Parameter]:
+        """The weights that require grad."""
+        return [weight for weight in self.module.parameters() if weight.requires_grad]
+
+    @property
     def loss(self) -> torch.Tensor:
         """The batch's loss, summed over the forwards so far; 0 on a stage without `loss_fn`."""
         return sum(self._weighted, torch.zeros((), device=self.device))
@@ -283,7 +288,7 @@ class Stage:
             weights = *self.module.parameters(), *self.module.buffers()
             given = self.inputs[microbatch : microbatch + 1]  # nothing on ranks without the inputs
             kept = given, self.outputs.get(microbatch), weights
-            if not storages(y).isdisjoint(storages(kept)):
+            if storages(y).keys() & storages(kept):
                 raise PipelineError(
                     "loss_fn changes the output in place, but that is also returned, a part of the caller's batch or a "
                     "weight; change a clone() instead"
@@ -354,9 +359,7 @@ class Stage:
         graph = self.held.pop(microbatch)
         if graph.edges:
             self._learns = True
-        elif self.loss_weights[microbatch] > 0 and (
-            graph.inputs or any(weight.requires_grad for weight in self.module.parameters())
-        ):
+        elif self.loss_weights[microbatch] > 0 and (graph.inputs or self.trained):
             self._cut_off = True
             if self._alone:
                 self.require_learning()
@@ -394,6 +397,4 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
-    if not values:
-        return None
-    return values[0] if len(values) == 1 else tuple(values)
+    return tuple(values) if len(values) > 1 else next(iter(values), None)

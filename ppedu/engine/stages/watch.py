@@ -25,9 +25,10 @@ def watchable(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_inference() else each, value)
 
 
-def storages(value: Any) -> set[int]:
-    """Return where the tensors in `value` have their memory."""
-    return {each.untyped_storage().data_ptr() for each in tree_leaves(value) if isinstance(each, torch.Tensor)}
+def storages(value: Any) -> dict[int, int]:
+    """Return the memory behind all tensors in `value`: by address, its bytes."""
+    found = (each.untyped_storage() for each in tree_leaves(value) if isinstance(each, torch.Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
 def _versions(value: Any) -> list[int]:
