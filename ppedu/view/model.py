@@ -290,11 +290,7 @@ class Panel:
 
 
 def require_lanes(lanes: bool, outline: Timeline | None) -> bool:
-    """Return `lanes`.
-
-    Raises:
-        SettingError: it is not a bool, or there is no outline to have a lane.
-    """
+    """Return `lanes`; raise SettingError if it is not a bool, or there is no outline to have a lane."""
     require_instance("lanes", lanes, bool, "True or False")
     if lanes and outline is None:
         raise SettingError("lanes=True shows two timelines; pass the other one, as in outline=simulate(schedule)")
@@ -349,10 +345,7 @@ class Stack:
     @cached_property
     def most(self) -> float:
         """The activations that fill a memory strip: the highest peak or cap, or `least`."""
-        most: Any = self.least
-        for panel in self.panels:
-            most = max(most, panel.cap or 0, *panel.timeline.peak_activations)
-        return float(most)
+        return float(max(self.least, *(max(each.cap or 0, *each.timeline.peak_activations) for each in self.panels)))
 
     @cached_property
     def fills(self) -> dict[Op, list[tuple[float, float, float]]]:

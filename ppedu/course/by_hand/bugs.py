@@ -94,11 +94,7 @@ MUSEUM = Museum()
 
 
 def forwards(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], **settings: Any) -> None:
-    """Run the first half of `gpipe_step`: all forwards.
-
-    Args:
-        settings: Of `stage.begin`.
-    """
+    """Run the first half of `gpipe_step`: all forwards, with settings of `stage.begin`."""
     stage.begin(inputs, targets, **settings)
     for m in range(len(inputs)):
         x = communicate("recv_forward", shapes=shape)
@@ -113,11 +109,7 @@ def backwards(stage: Stage, order: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def engine_step(*step: Any, group: PipelineGroup | None = None, **settings: Any) -> Pipeline:
-    """Run a step with the arguments of `gpipe_step` on the engine, and return the pipeline.
-
-    Args:
-        settings: Of `Pipeline`.
-    """
+    """Run a step with the arguments of `gpipe_step` on the engine, with settings of `Pipeline`; return the pipeline."""
     stage, inputs, targets, _ = step
     group = PipelineGroup.of(group)
     pipeline = Pipeline(schedule("gpipe", group.size, len(inputs)), {group.rank: stage}, group=group, **settings)
@@ -165,8 +157,7 @@ def alternate(rank: int, warmup: int, microbatches: int) -> Iterator[Action]:
 )
 def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """1F1B with the longest warm-up on the last rank, which waits for forwards that the first has not started."""
-    warmup = min(rank, microbatches)
-    return alternate(rank, warmup, microbatches)
+    return alternate(rank, min(rank, microbatches), microbatches)
 
 
 @MUSEUM.exhibit(
@@ -177,8 +168,7 @@ def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action
 )
 def warmup_short_by_one(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """1F1B with one forward too few in the warm-up, so that each rank waits in every turn of the steady state."""
-    warmup = min(max(0, ranks - rank - 2), microbatches)
-    return alternate(rank, warmup, microbatches)
+    return alternate(rank, min(max(0, ranks - rank - 2), microbatches), microbatches)
 
 
 # Messages that are confused, and memory that is overwritten
@@ -193,10 +183,8 @@ def warmup_short_by_one(rank: int, ranks: int, microbatches: int) -> Iterator[Ac
 def gradients_newest_first(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
     """The last rank sends gradients in another order than its peer receives them. Messages carry no names."""
     forwards(stage, inputs, targets, shape)
-    order = range(len(inputs))
-    if dist.get_rank() == dist.get_world_size() - 1:
-        order = order[::-1]
-    backwards(stage, order, shape)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    backwards(stage, range(len(inputs))[:: -1 if last else 1], shape)
 
 
 @MUSEUM.exhibit(
@@ -377,10 +365,8 @@ def torchs_step(
         settings: Of the runtime.
     """
     runtime = to_torch(schedule("zb-v", dist.get_world_size(), MICROBATCHES), modules, loss_fn, **settings)
-    if dist.get_rank() == 0:  # it has the first stage, which reads the inputs, and the last, which reads the targets
-        runtime.step(inputs, target=targets)
-    else:
-        runtime.step(target=None)
+    first = dist.get_rank() == 0  # which has the stages that read inputs and targets
+    runtime.step(*[inputs] * first, target=targets if first else None)
     return runtime
 
 

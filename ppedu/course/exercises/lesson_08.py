@@ -87,9 +87,8 @@ def _not_the_costs(fit: Any) -> str | None:
                 f"{missing_return(fitted)}"
             )
         if fitted.unit not in ("", "s"):
-            return (
-                f"your costs have the unit {fitted.unit!r}, but the timeline is in seconds: give seconds, with unit='s'"
-            )
+            where = "but the timeline is in seconds: give seconds, with unit='s'"
+            return f"your costs have the unit {fitted.unit!r}, {where}"
         fault = _not_the_times(run, fitted, hidden) or _not_the_latency(run, fitted, float(hidden.delay(0, 1)))
         if fault:
             return f"{named(run)} {fault}"
@@ -270,12 +269,8 @@ def _not_the_parts(function: Any) -> str | None:
 
 def _parts(measured: Timeline, costs: Costs) -> tuple[float, float]:
     """Split the difference between a run and its simulation: due to slower actions, and due to waiting."""
-    makespan = _replayed(measured, float(costs.delay(0, 1)))
+    makespan = replayed(measured.schedule, lengths(measured), float(costs.delay(0, 1)))
     return makespan - simulated(measured, costs), measured.makespan - makespan
-
-
-def _replayed(measured: Timeline, latency: float) -> float:
-    return replayed(measured.schedule, lengths(measured), latency)
 
 
 def _of_one_time(measured: Timeline, costs: Costs, average: Callable[[list[float]], float], latency: Any) -> float:
@@ -320,7 +315,7 @@ WRONG_PARTS = formulas(
     one_time=_of_one_time,
     awaited=_awaited,
     messages=_messages,
-    replay=_replayed,
+    replay=lambda run, latency: replayed(run.schedule, lengths(run), latency),
     of_the_path=_of_the_path,
     parts=_parts,
     simulated=simulated,
