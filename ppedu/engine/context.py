@@ -1,4 +1,4 @@
-"""What all steps of a pipeline have in common on a rank: stages, settings, and what the ranks have agreed on."""
+"""The stages and the settings that all steps of a rank have in common, and the agreement on them with other ranks."""
 
 from __future__ import annotations
 
@@ -36,17 +36,12 @@ CLOCK_STEPS = 50  # after which the clocks of several machines are compared agai
 
 
 class Context:
-    """A schedule and this rank's stages, checked; the arguments are those of `Pipeline`.
+    """A schedule and this rank's stages, checked; the arguments are those of `Pipeline`."""
 
-    Attributes:
-        program: this rank's, once the ranks have agreed on it in the first call, as on the two below.
-        shards: the rank's sharded stages.
-        sharded: whether the stages of the pipeline are.
-    """
-
-    program: Program
-    shards: Shards
-    sharded: bool
+    # From the first call on, in which the ranks agree:
+    program: Program  # this rank's
+    shards: Shards  # its sharded stages
+    sharded: bool  # whether the pipeline's stages are
 
     def __init__(
         self,
@@ -138,11 +133,7 @@ class Context:
         return torch.cuda.Stream(self.device)
 
     def get_ready(self, call: str) -> None:
-        """Do what ranks do together before a call, whether or not this rank can make it.
-
-        Raises:
-            PipelineError: the pipeline cannot be used any more; or, on the first call, as `_agree`.
-        """
+        """Do what ranks do together before a call, whether or not this rank can make it."""
         if self.control.failure:
             raise PipelineError(
                 f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"

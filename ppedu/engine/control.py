@@ -157,11 +157,7 @@ class Control:
 
     @contextmanager
     def guarded(self, step: object = None) -> Iterator[None]:
-        """After an error in this `step`, let the pipeline be used no more.
-
-        Raises:
-            CommunicationError: of messages, as it was, and the rank that failed first.
-        """
+        """After an error in this `step`, let the pipeline be used no more. One of messages says who failed first."""
         try:
             yield
         except BaseException as error:
@@ -256,11 +252,7 @@ class Control:
 
 
 def _known_kind(microbatch: int, kinds: Sequence[int]) -> int:
-    """Return the kind of a microbatch's inputs, which ranks without the inputs (0) have not seen.
-
-    Raises:
-        CommunicationError: two ranks have seen different kinds.
-    """
+    """Return the kind of a microbatch's inputs, the same on all ranks but those without the inputs, which say 0."""
     first_ranks: dict[int, int] = {}  # by kind, the lowest rank that has seen it
     for rank in reversed(range(len(kinds))):
         if kinds[rank]:

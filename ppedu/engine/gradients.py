@@ -66,11 +66,7 @@ class HeldStage(NamedTuple):
         return found
 
     def average_buffers(self) -> None:
-        """Give all holders the mean of each floating-point buffer.
-
-        Raises:
-            PipelineError: a buffer of another dtype differs between the holders.
-        """
+        """Give all holders the mean of each floating-point buffer; raise PipelineError if they differ in another."""
         buffers = self.buffers
         differences = self.differences("buffer", buffers)
         for name, sentence in differences.items():

@@ -103,13 +103,10 @@ class Names:
             )
 
     def agree(self, exchange: Exchange, replicated: bool) -> list[str]:
-        """Agree with the other ranks of the pipeline on the classes, and keep to the names from here on.
+        """Agree with the other ranks on the classes; return a sentence for each that is not one weight on all ranks.
 
         Args:
             replicated: there are other replicas of the pipeline, which need the same names.
-
-        Returns:
-            A sentence for each class that is not the same weight on this rank as on another.
         """
         names = self.of_parameters()
         found = self._find_classes(names, exchange) if self.ties or self.placement.copies > 1 else []
@@ -177,13 +174,8 @@ def _joined(groups: Iterable[set[Name]]) -> list[set[Name]]:
     """Join groups that have a name in common, until no two have: {a, b}, {c}, {b, d} become {c}, {a, b, d}."""
     joined: list[set[Name]] = []
     for group in groups:
-        apart, union = [], set(group)
-        for each in joined:
-            if each.isdisjoint(group):
-                apart.append(each)
-            else:
-                union |= each
-        joined = [*apart, union]
+        touching = [each for each in joined if not each.isdisjoint(group)]
+        joined = [each for each in joined if each.isdisjoint(group)] + [group.union(*touching)]
     return joined
 
 

@@ -244,10 +244,7 @@ class Pipeline(Context):
     ) -> Any:
         """Run a batch, and return its loss; with `outputs`, (loss, the model's outputs, or None on other ranks).
 
-        Args:
-            call: "step", "eval" or "forward".
-
-        The other arguments are those of `step`.
+        The call is "step", "eval" or "forward"; the other arguments are those of `step`.
         """
         training, microbatches, slices = call == "step", self.schedule.microbatches, self.schedule.slices
         inputs, targets, keywords, stage_keywords = given
@@ -362,13 +359,10 @@ class Pipeline(Context):
             step.finish()
 
     def _keep_validated(self, found: Results, call: str = "") -> torch.Tensor:
-        """Keep the results of a step that was validated later, and return its loss.
+        """Keep the results of a step that was validated later, and return its loss if that and the norm are finite.
 
         Args:
             call: the one that has validated it, and has done nothing else; "" for `flush`.
-
-        Raises:
-            PipelineError: the loss or the norm is not finite.
         """
         self.loss, self.losses, self.results = found.loss, found.losses, found
         try:

@@ -120,10 +120,6 @@ def _not_the_peak(case: str, answer: Any, rank: int, *sizes: int) -> str | None:
     return f"{case}, rank {rank} holds {peak} at its peak; your formula gives {unlike(answer, peak)}"
 
 
-def _without_rank(_: int, *sizes: int) -> str:
-    return with_sizes(*sizes)
-
-
 def _too_slow_or_too_large(case: str, timeline: Timeline, *sizes: int) -> str | None:
     gpipe, lean = (simulate(schedule(name, *sizes), SLOW_MESSAGES) for name in ("gpipe", "1f1b"))
     for rank, (held, least) in enumerate(zip(timeline.peak_activations, lean.peak_activations, strict=True)):
@@ -176,7 +172,7 @@ EXERCISES = {
         tried_on(
             [(rank, *sizes) for sizes in CASES for rank in range(sizes[0])],
             ["rank", "ranks", "microbatches"],
-            _without_rank,
+            lambda rank, *sizes: with_sizes(*sizes),
             _not_the_peak,
             WRONG_PEAKS,
         ),

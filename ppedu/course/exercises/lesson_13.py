@@ -23,10 +23,6 @@ def _best(ranks: int, microbatches: int, slices: int) -> Timeline:
     return simulate(schedule("seq1f1b", ranks, microbatches, slices=slices))
 
 
-def _not_on_slices(case: str, timeline: Timeline, *sizes: int) -> str | None:
-    return worse_than(_best(*sizes), case, timeline)
-
-
 def _why_stuck(yours: Schedule, fault: str) -> str:
     """Add to an explanation why a schedule cannot run, by a rank's first backward."""
     if any(action.microbatch >= yours.microbatches for order in yours.orders for action in order):
@@ -162,7 +158,7 @@ WRONG_CHUNKS = formulas(
 EXERCISES = {
     "13.1": schedule_exercise(
         SLICED,
-        _not_on_slices,
+        lambda case, timeline, *sizes: worse_than(_best(*sizes), case, timeline),
         "That is Seq1F1B: with one slice it is 1F1B. This is what you built.",
         hints=(
             "A rank of 1F1B runs ranks - 1 - rank forwards, then a forward and a backward in turn. Here the first "

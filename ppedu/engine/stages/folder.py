@@ -50,7 +50,7 @@ class Folder:
             self.newest()
 
     def newest(self) -> tuple[Path, list[float], dict[str, Any]] | None:
-        """Return the newest checkpoint, its losses and its states; None if there is none."""
+        """Return the newest checkpoint, its losses and its states; None if the folder has no checkpoint."""
         if not (steps := self._steps()):
             return None
         path = self.path / f"step-{max(steps)}"

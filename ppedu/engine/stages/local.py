@@ -25,11 +25,7 @@ def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
 
 
 def as_stages(schedule: Schedule, modules: Mapping[int, nn.Module | Stage], group: PipelineGroup) -> dict[int, Stage]:
-    """Return the given modules, which must be those of this rank's stages, each as a Stage.
-
-    Raises:
-        SettingError: they are not, or the group has another number of ranks than the schedule.
-    """
+    """Return the modules as stages; raise SettingError unless they, and the number of ranks, are the schedule's."""
     if group.size != schedule.ranks:
         raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
     numbers = local_stages(schedule, group.rank)

@@ -148,10 +148,9 @@ class Stage:
         start = self.clock.now()
         needed = self.recompute or microbatch in self._recomputed
         if needed and torch.is_grad_enabled():
-            kind = self.device.type
-            autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            random = random_state(self.device)
-            again = partial(self._forward_again, microbatch, xs, keywords, received, random=random, autocast=autocast)
+            kind, random = self.device.type, random_state(self.device)
+            precision = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            again = partial(self._forward_again, microbatch, xs, keywords, received, random=random, precision=precision)
         with SAVE_NOTHING if again else nullcontext():
             y = self._output(xs, keywords, received, needed)
             if self._keeps_outputs:
@@ -201,7 +200,7 @@ class Stage:
         """
         start = self.clock.now()
         graph, grads = self._ready(microbatch, dy)
-        if edges := graph.edges:  # there are none if all weights are frozen
+        if edges := graph.edges:  # empty if all weights are frozen
             torch.autograd.backward(edges, grads)
         self.clock.note(B(self.index, microbatch), start)
         return _one_or_several([pop_grad(x) for x in graph.inputs])
@@ -234,14 +233,7 @@ class Stage:
         return [*self.again.values(), *self.weight_halves.values()]
 
     def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool, needed: bool) -> Any:
-        """Return the module's output.
-
-        What is used elsewhere or again must not be changed: the caller's batch, and an input to recompute from.
-
-        Args:
-            received: the inputs are those of another stage.
-            needed: the inputs are needed to recompute.
-        """
+        """Return the module's output for inputs that were `received` or are the batch's. `needed`: to recompute."""
         if self._clones_input:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
         elif not received:
@@ -320,10 +312,9 @@ class Stage:
         keywords: Mapping[str, Any],
         received: bool,
         random: Sequence[torch.Tensor],
-        autocast: torch.dtype | None,
+        precision: torch.autocast,
     ) -> None:
         """Run a forward as before, for its graph: with the same random numbers and the same precision."""
-        precision = torch.autocast(self.device.type, autocast, enabled=autocast is not None)
         with own_random(self.device), torch.enable_grad(), precision:
             set_random_state(self.device, random)
             y = self._output(xs, keywords, received, needed=True)
@@ -382,11 +373,7 @@ SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the tensor or tensors passed between two stages as a tuple.
-
-    Raises:
-        PipelineError: `value` is neither a tensor nor a tuple of tensors.
-    """
+    """Return what is passed between two stages as a tuple; raise PipelineError unless it is a tensor or several."""
     if isinstance(value, torch.Tensor):
         return (value,)
     several = isinstance(value, (tuple, list))
