@@ -213,7 +213,7 @@ RIGHT = {
     "06.2": {"a swap": swaps, "no swap": receives_before_it_sends},
     "06.3": {"a sum on all": sum_on_all, "the last rank tells": told_by_the_last},
     "06.4": [gpipe(lambda me, microbatches: range(microbatches)), gpipe(newest_first)],
-    "06.5": {"a sum up and back down": up_and_back, "a sum that goes round and round again": around},
+    "06.6": {"a sum up and back down": up_and_back, "a sum that goes round and round again": around},
 }
 
 
@@ -423,7 +423,7 @@ WRONG["06.4"] = {
     "itself": (lambda me, *_: me.swap(1, me.rank), "rank 0 waits for rank 0"),
     "endless": (endless, "rank 0 has made more than 10000 calls"),
 }
-WRONG["06.5"] = {
+WRONG["06.6"] = {
     "a star": (star, "with 4 ranks every rank gets the sum, but rank 0 sends 3 messages, and at most 2 are"),
     "only up": (
         only_up,
@@ -456,7 +456,7 @@ def test_the_steps_shown_are_those_of_the_run_that_the_reason_is_about(monkeypat
     monkeypatch.setattr(lesson_06, "has_page", lambda: True)
     monkeypatch.setattr(lesson_06, "publish", lambda bundle: shown.append(bundle["text/plain"]))
     for exercise, answer, ranks, end in [
-        ("06.5", ring_of_even_ranks_first, 3, "All ranks have ended."),
+        ("06.6", ring_of_even_ranks_first, 3, "All ranks have ended."),
         ("06.1", receives_first, 2, "Deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0."),
     ]:
         reason = find_fault(exercise, answer)

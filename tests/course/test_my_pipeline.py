@@ -10,7 +10,7 @@ from ppedu.course.exercises import find_fault, parts, progress
 from ppedu.course.exercises.parts import COURSE, FILE, GIVEN, course, part_of, split
 from ppedu.course.part_cell import run_part
 
-NUMBERS = ["02.3", "03.3", "05.4", "06.6", "07.5", "10.4", "14.3"]
+NUMBERS = ["02.3", "03.3", "05.4", "06.5", "07.5", "10.4", "14.3"]
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ WRONG = [
     ("03.3", "kept:", "kept[::-1]:", "equal those of one process, but only up to rounding"),
     ("03.3", "loss_fn(y, targets[m])", "loss_fn(y, targets[m]) / 4", "0.25 times as large; scale nothing here"),
     ("05.4", "min(last - rank, len(inputs))", "len(inputs)", "runs F F B B; 1F1B is F B F B"),
-    ("06.6", None, None, "deadlock: rank 2 waits for rank 3, and rank 3 waits for rank 2: all send, none receives"),
+    ("06.5", None, None, "deadlock: rank 2 waits for rank 3, and rank 3 waits for rank 2: all send, none receives"),
     (
-        *("06.6", "        if m < len(inputs):\n            send(y, rank + 1)\n        if m >= warmup:\n"),
+        *("06.5", "        if m < len(inputs):\n            send(y, rank + 1)\n        if m >= warmup:\n"),
         "        if m >= warmup:\n            dx = backward(*kept.pop(0), dy)\n        if m < len(inputs):\n"
         "            send(y, rank + 1)\n        if m >= warmup:\n            send(dx, rank - 1)\n"
         "            continue\n",
@@ -107,7 +107,7 @@ def test_parts_that_are_missing_are_filled_in_and_give_way_to_the_learners(check
 
 
 def test_a_later_lesson_renews_the_course_s_version_and_an_earlier_one_does_not(checked, capsys):
-    for number, then in ("05.4", "05.4"), ("07.5", "06.6"), ("05.4", "06.6"):
+    for number, then in ("05.4", "05.4"), ("07.5", "06.5"), ("05.4", "06.5"):
         run_part(
             number,
             part_of(number).text.replace("    rank,", "    ...\n    rank,").replace("    return norm", "    ..."),
@@ -147,9 +147,9 @@ def test_a_right_part_shows_the_lines_that_it_replaces(checked, capsys):
 
 
 def test_the_part_of_an_earlier_lesson_does_not_replace_that_of_a_later_one(checked, capsys):
-    run_part("06.6", part_of("06.6").text + "# mine\n")
+    run_part("06.5", part_of("06.5").text + "# mine\n")
     run_part("05.4", part_of("05.4").text)
-    assert in_file()["1F1B"].number == "06.6" and "keeps your part of exercise 06.6" in capsys.readouterr().out
+    assert in_file()["1F1B"].number == "06.5" and "keeps your part of exercise 06.5" in capsys.readouterr().out
 
 
 def test_the_learners_own_lines_in_the_file_stay(checked, capsys):

@@ -290,7 +290,7 @@ CHECKS = {
     "02.3": PartCheck(3, hand_off),
     "03.3": PartCheck(3, loop("gpipe", "gpipe", "GPipe")),
     "05.4": PartCheck(4, loop("one_f_one_b", "1f1b", "1F1B", eager=True)),
-    "06.6": PartCheck(4, loop("one_f_one_b", "1f1b", "1F1B")),
+    "06.5": PartCheck(4, loop("one_f_one_b", "1f1b", "1F1B")),
     "07.5": PartCheck(3, loss_and_norm),
     "10.4": PartCheck(4, any_schedule),
     "14.3": PartCheck(4, own_schedule),

@@ -328,7 +328,17 @@ EXERCISES = {
             "Two ranks must agree on one order. Which one doesn't matter.",
         ),
     ),
-    "06.5": _exercise(
+    "06.5": parts.exercise(
+        "06.5",
+        "No rank sends before it has received what its peer is sending, so even sends that wait cannot hang.",
+        hints=(
+            "While this rank sends `y` down, the next rank sends a gradient up, and both wait. Which of the two "
+            "should this rank do first?",
+            "After the forward, and in the warm-up there is no gradient to wait for: if `m >= warmup`, receive `dy`; "
+            "then send `y`; then run the backward and send its result.",
+        ),
+    ),
+    "06.6": _exercise(
         _sums,
         "You have built a collective. Every rank knows the sum, and none has sent more than two messages. One way is "
         "that of a pipeline: partial sums go down the ranks, and the total comes back up.",
@@ -336,16 +346,6 @@ EXERCISES = {
             "Who can know the sum first, if every rank may only add its value to the one it receives?",
             "Rank 0 sends its value to rank 1, which adds its own and sends the result on. The last rank has the sum.",
             "The sum goes back the same way: receive it from the next rank and send it to the previous one.",
-        ),
-    ),
-    "06.6": parts.exercise(
-        "06.6",
-        "No rank sends before it has received what its peer is sending, so even sends that wait cannot hang.",
-        hints=(
-            "While this rank sends `y` down, the next rank sends a gradient up, and both wait. Which of the two "
-            "should this rank do first?",
-            "After the forward, and in the warm-up there is no gradient to wait for: if `m >= warmup`, receive `dy`; "
-            "then send `y`; then run the backward and send its result.",
         ),
     ),
 }

@@ -70,7 +70,7 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn):
             send(backward(*kept.pop(0), dy), rank - 1)
 
 
-# ---- 1F1B (exercise 06.6)
+# ---- 1F1B (exercise 06.5)
 def one_f_one_b(stage, inputs, targets, shape, loss_fn):
     """Do the same in the order of 1F1B: warm-up, a forward and a backward in turn, cooldown."""
     rank, last, kept = dist.get_rank(), dist.get_world_size() - 1, []
