@@ -372,7 +372,7 @@ _FAULTS = [
     ),
     Fault(
         "two copies",
-        "two copies of the model exchange their gradients for longer than they save",
+        "adding up the gradients of two copies takes longer than the second copy saves",
         ("time",),
         *ANYWHERE,
         _plant_copies,
