@@ -202,14 +202,16 @@ def _legend(ax: Axes, stack: Stack, memory: bool, critical_path: bool = False) -
     }
     words = stack.legend | ({"path": "critical path"} if critical_path else {})
     entries = {key: label(each) for key, each in words.items() if memory or key not in ("memory", "cap")}
+    many = len(entries) > 5  # so they are closer together, and below the name of the axis
     legend = ax.legend(
         [swatches[key] for key in entries],
         entries.values(),
         loc="upper left",
         bbox_to_anchor=(0, 0),
-        bbox_transform=ax.transAxes + ScaledTranslation(-0.07, -0.28, ax.figure.dpi_scale_trans),
+        bbox_transform=ax.transAxes + ScaledTranslation(-0.07, -0.37 if many else -0.28, ax.figure.dpi_scale_trans),
         borderaxespad=0,
         ncols=len(entries),
+        columnspacing=0.8 if many else 2,
         frameon=False,
         fontsize=9,
         handlelength=max([1.0, *(0.7 * len(fills) for fills in tones.values())]),

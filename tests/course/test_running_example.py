@@ -1,11 +1,14 @@
 """The lessons' running example, against parameters and FLOPs that PyTorch counts, and the claims of its story."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import ppedu as pp
 from ppedu.course.exercises.common import learner_schedule
+from ppedu.course.exercises.my_pipeline import mine
 from ppedu.course.project import GB
 from ppedu.notebook import heron
 from ppedu.run import GPT, GPTConfig
@@ -91,3 +94,26 @@ def test_the_heads_time_makes_the_bubble_as_large_as_lesson_0_says():
     for name in ("gpipe", "1f1b"):
         bubble = pp.simulate(pp.schedule(name, RANKS, 32), costs).bubble
         assert f"{bubble:.1%}" == "26.3%"
+
+
+def with_head(schedule, cluster=heron):
+    """Return a step in which the last stage also takes the head's time."""
+    head = 2 * cluster.sequence * cluster.vocabulary * cluster.width / (cluster.node * cluster.speed)
+    forward = [cluster.layers / schedule.stages * cluster.layer_time] * schedule.stages
+    forward[-1] += head
+    return pp.simulate(schedule, replace(cluster.costs(RANKS), forward=forward))
+
+
+def test_what_the_head_changes_is_as_lessons_9_10_12_and_14_say():
+    chunks = with_head(pp.schedule("interleaved", RANKS, 32, chunks=4))
+    names = "1f1b", "zb-h1", "zb-v", "dualpipe"
+    steps = {name: with_head(pp.schedule(name, RANKS, 32)) for name in names}
+    bubbles = [f"{step.bubble:.1%}" for step in (steps["1f1b"], chunks, steps["zb-v"])]
+    assert bubbles == ["26.3%", "18.9%", "15.1%"]
+    assert steps["zb-v"].makespan < min(chunks.makespan, steps["zb-h1"].makespan, steps["1f1b"].makespan)
+    saved = steps["zb-v"].makespan - steps["dualpipe"].makespan
+    assert 0 < saved < 1.18 - 0.67  # what DualPipe takes longer to add up gradients: lesson 12's last table
+
+    slow = replace(heron, sequence=16_384, link=heron.link / 4)
+    yours, zb_v = learner_schedule(mine, RANKS, 32), pp.schedule("zb-v", RANKS, 32)
+    assert with_head(yours, slow).makespan == pytest.approx(with_head(zb_v, slow).makespan, rel=0.003)

@@ -140,6 +140,13 @@ def test_the_legend_names_what_is_drawn():
     ]
 
 
+def test_a_long_legend_fits_beside_the_name_of_the_axis():
+    ax = simulate(pp.schedule("zb-v", 4, 8)).plot(memory=8, critical_path=True)
+    ax.figure.draw_without_rendering()
+    legend, name = ax.get_legend().get_window_extent(), ax.xaxis.label.get_window_extent()
+    assert legend.x1 <= ax.figure.bbox.x1 and not legend.overlaps(name)
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------
 
 
