@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 from ppedu.core import Op, Schedule
 from ppedu.core.numeric import Number, ratio
 
-NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}  # of the times of pieces
+# Of the times of pieces.
+NAMES = {Op.F: "forward", Op.R: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
 Held = tuple[int, ...]
 Answer = TypeVar("Answer")
 
@@ -97,16 +98,17 @@ def in_flight(schedule: Schedule, recompute: bool, tokens: tuple[int, ...] = (1,
     """Return the activations of a schedule.
 
     Args:
-        recompute: As in `ppedu.Costs`.
+        recompute: As in `ppedu.Costs`: what has no R in the order is recomputed within its backward.
         tokens: Of each slice of a sequence; (1,) if all are alike.
     """
     stages = tuple(schedule.placement.stages_of(rank) for rank in range(schedule.ranks))
     split = any(single.op is Op.I for order in schedule.orders for action in order for single in action.singles)
-    # A forward that is recomputed leaves an input; a backward computes the activations again, from it.
-    restored = (1, -1) if recompute else (0, 0)
-    started = {Op.F: (0, 1) if recompute else (1, 0), Op.B: restored, Op.I: restored, Op.W: (0, 0)}
-    ended = {Op.F: (), Op.B: (0, 1), Op.I: (1,), Op.W: (0,)}  # which of a stage's two counts an end reduces
-    slices = schedule.slices
+    # A forward that is recomputed leaves an input. An R or a backward computes the activations again, from it.
+    kept = {Op.F: (1, 0), Op.B: (0, 0), Op.I: (0, 0), Op.W: (0, 0)}
+    restored = {Op.F: (0, 1), Op.B: (1, -1), Op.I: (1, -1), Op.W: (0, 0)}
+    before = {Op.F: (0, 1), Op.R: (1, -1), Op.B: (0, 0), Op.I: (0, 0), Op.W: (0, 0)}
+    ended = {Op.F: (), Op.R: (), Op.B: (0, 1), Op.I: (1,), Op.W: (0,)}  # which of a stage's two counts an end reduces
+    slices, recomputed = schedule.slices, schedule.recomputed
     peaks, freeing = [], []
     for mine, order in zip(stages, schedule.orders, strict=True):
         cut = len(mine) if slices > 1 else 0  # counts of keys and values
@@ -114,8 +116,9 @@ def in_flight(schedule: Schedule, recompute: bool, tokens: tuple[int, ...] = (1,
         held = [0] * (1 + cut + 2 * len(mine))
         seen: set[Held] = set()
         for action in order:
-            singles = [single for single in action.singles if single.op in started]
+            singles = [single for single in action.singles if single.op in ended]
             for stage, op, number, _ in singles:
+                started = before if (stage, number) in recomputed else restored if recompute else kept
                 whole, inputs = started[op]
                 size = tokens[number % len(tokens)]
                 held[0] += inputs * size

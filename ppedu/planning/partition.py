@@ -42,8 +42,7 @@ class Cutting:
         slices: The pieces of each slice of a sequence, in their order; () if all are alike.
         limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
         blocking: Whether a rank cannot compute while it sends and receives.
-        barrier: Whether ranks wait for each other between steps. Without, a step takes as long as its longest rank,
-            from its first action to its last.
+        barrier: Whether ranks wait for each other between steps. Without, a step takes as long as its longest rank.
         until: The clock (`time.monotonic`) at which the search ends, whatever is left to do.
         best: The best partition so far within the limit, or the one that exceeds it least.
         proven: Whether `best` is the best of all.
@@ -88,8 +87,9 @@ class Cutting:
     def costs(self, cuts: Cuts) -> Costs:
         """Return the costs of the stages."""
         slices, count = self.schedule.slices, self.schedule.stages
-        # A backward that recomputes contains a forward, and with it the time of the messages.
-        around = () if not self.blocking else ("forward",) if self.recompute else ("forward", "backward", "input")
+        # An R, or a backward that recomputes, contains a forward, and with it the time of the messages.
+        again = self.recompute or self.schedule.recomputed
+        around = () if not self.blocking else ("forward",) if again else ("forward", "backward", "input")
 
         def of_stages(name: str) -> list[Any]:
             """Return the times of whole sequences; or those of all slices, if they differ."""
@@ -109,7 +109,7 @@ class Cutting:
             latency=0 if self.blocking else self.delay,
             weight_memory=self._weight_memory(cuts),
             recompute=self.recompute,
-            stage_input=[slices * self.pieces.message if self.recompute else 0] * count,
+            stage_input=[slices * self.pieces.message if again else 0] * count,
             unit=self.pieces.unit,
         )
 

@@ -82,7 +82,7 @@ def plan(
             "Ettt|tttt|tttt|tttL". By default, the best one is searched for.
         recompute: True recomputes the activations of whole stages, "full" those of each layer, "selective" the
             attention. False and "none" recompute nothing; by default, stages are recomputed where a schedule does not
-            fit without.
+            fit without, and `mario` is tried, whose order has recomputation.
         zero: What the GPUs that hold the same stage share (arXiv 1910.02054, section 5): 0 nothing, 1 the optimizer, 2
             also the gradients, 3 also the weights, which are then gathered for each use; the time for those of experts
             is not counted. By default as in the implementation.
@@ -135,11 +135,13 @@ def plan(
             f"and the head; take at most {plural(len(pieces), 'rank')}, or give a number for each piece"
         )
     cuts = None if partition is None else cuts_of(partition, pieces.pieces)
-    candidates = [*_candidates(job, microbatches, names, schedules is not None, len(cuts) - 1 if cuts else None)]
+    may_recompute = recompute in (None, True)
+    cut = len(cuts) - 1 if cuts else None
+    candidates = [*_candidates(job, microbatches, names, schedules is not None, cut, may_recompute)]
     if not candidates:
         stages = f" in {plural(len(cuts) - 1, 'stage')}" if cuts else ""
         raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches{stages}")
-    tried = [job.cutting(each, recompute is True, until) for each in candidates]
+    tried = [job.cutting(each, recompute is True and not each.recomputed, until) for each in candidates]
     interrupted = False
     try:
         _search(job, tried, recompute is None, cuts, report)
@@ -249,12 +251,13 @@ def _pieces(
 
 
 def _candidates(
-    job: Workload, microbatches: Any, names: Sequence[str], asked: bool, cut: int | None
+    job: Workload, microbatches: Any, names: Sequence[str], asked: bool, cut: int | None, may_recompute: bool
 ) -> Iterator[Schedule]:
     """Yield the schedules to try. A name that was `asked` for must be possible, others are left out if they are not.
 
     Args:
         cut: The number of stages, if there is just one; otherwise two chunks and more are tried.
+        may_recompute: Whether there may be R in the orders.
     """
     few = range(2, 1 + min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks)))
     if cut is not None:
@@ -284,7 +287,10 @@ def _candidates(
         built, error = [], None
         for option in options[name]:
             try:
-                built.append(legal(name, job.ranks, count, **option))
+                found = legal(name, job.ranks, count, **option)
+                if found.recomputed and not may_recompute:
+                    raise SettingError(f"{name!r} recomputes stages; leave out recompute, or the schedule")
+                built.append(found)
             except Exception as caught:  # a generator that was registered may raise anything
                 error = error or caught
         if asked and error and not built:
@@ -300,7 +306,7 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule.
 
     Raises:
-        SettingError: It recomputes, or updates its weights before the end.
+        SettingError: It updates its weights before the end.
         ScheduleError: It is not legal.
         Exception: Whatever its generator raises.
     """
@@ -310,8 +316,6 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
         return alive
     schedule = registered(name, ranks, microbatches, **options)
     schedule.validate()
-    if schedule.recomputed:
-        raise SettingError(f"{name!r} recomputes (R), which plans do where memory is short; take 1f1b, say, without R")
     if schedule.updated:
         raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
     if shared:
@@ -341,13 +345,13 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
     if cuts:
         for each in [*tried]:
             each.best = cuts
-            if may_recompute and each.excess(cuts):
+            if may_recompute and not each.schedule.recomputed and each.excess(cuts):
                 tried.append(replace(job.cutting(each.schedule, True), best=cuts))
         return
     for index, each in enumerate([*tried]):
         progress(each.schedule.name, index / len(tried) / 2)
         each.start()
-        if may_recompute and (each.excess(each.best) or _even(each)):
+        if may_recompute and not each.schedule.recomputed and (each.excess(each.best) or _even(each)):
             tried.append(job.cutting(each.schedule, True, each.until))
             tried[-1].start()
 

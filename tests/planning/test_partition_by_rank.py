@@ -28,7 +28,7 @@ def drawn(chance, count):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "mario"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kept", [1, 0])
 def test_peaks_are_those_of_a_simulation(name, recompute, kept):

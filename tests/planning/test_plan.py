@@ -659,6 +659,21 @@ def test_libraries_keep_different_bytes():
     assert found["pytorch says"].startswith(says)
 
 
+def test_a_plan_weighs_recomputation_in_the_order_of_actions():
+    pieces = pp.Model.measured([1] * 4, activation=[10] * 4, message=1)
+    asked = {"ranks": 4, "microbatches": 8, "schedules": ["1f1b", "mario"]}
+    enough, short = (pp.plan(pieces, pp.Machine(memory), **asked) for memory in (1000, 30))
+    assert [(each.name, each.step_time) for each in enough.choices] == [("1f1b", 33), ("mario", 38)]
+    fit = [(each.name, each.step_time) for each in short.choices if not each.excess]
+    assert fit == [("mario", 38), ("1f1b, recomputing", 44)]
+    assert short.best.memory[0] == 16 + 2  # 6 inputs and the activations of one, which include its input; 2 messages
+    for recompute in (False, "none"):
+        with pytest.raises(pp.SettingError, match="'mario' recomputes stages; leave out recompute, or the schedule"):
+            pp.plan(pieces, pp.Machine(1000), **{**asked, "schedules": "mario"}, recompute=recompute)
+        [only] = pp.plan(pieces, pp.Machine(1000), 4, 8, schedules="1f1b", recompute=recompute).choices
+        assert only.name == "1f1b"
+
+
 def test_layers_can_be_recomputed():
     """Table 2 of arXiv 2205.05198: a layer keeps 2·s·h bytes, or 34·s·h without the attention matrix."""
     asked = {
