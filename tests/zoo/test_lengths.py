@@ -70,7 +70,7 @@ def test_a_wrong_number_of_lengths_is_refused():
         (lambda: Costs(lengths=3), "lengths must be the lengths of a sequence's slices, such as"),
         (lambda: Costs(lengths=(1, 0)), "a slice's length must be a number above 0; got 0"),
         (lambda: pp.theory.idle("seq1f1b", 2, 3, Costs(lengths=(1, 2)), slices=2), "formulas are for equal slices"),
-        (lambda: pp.search.optimal(2, 4, Costs(lengths=(1, 2))), "a search is for whole sequences"),
+        (lambda: pp.search.optimal(2, 4, Costs(lengths=(1, 2))), "2 lengths for sequences of 1 slice"),
         (lambda: pp.equal_time_slices(3, 4, 0), "3 tokens cannot be cut into 4 slices"),
         (lambda: pp.equal_time_slices(8, 4, 2), "attention must be a part of the time"),
     ):

@@ -179,7 +179,7 @@ def test_what_cannot_be_cut_is_refused():
         (lambda: pp.export.to_torch(made), "cuts sequences into slices, which"),
         (lambda: pp.check(made, buffers=2), "buffers are of whole microbatches"),
         (lambda: pp.plan("gpt2", "h100", 2, 4, sequence=64, schedules="seq1f1b"), "slices of at least 1024 tokens"),
-        (lambda: pp.search.optimal(2, 6, placement=made.placement), "a search is for whole sequences"),
+        (lambda: pp.search.optimal(2, 6, placement=made.placement, slices=2), "the slices are those of the placement"),
         (lambda: Board(made.placement, 6), "a board has whole sequences"),
         (lambda: pp.schedule("seq1f1b", 2, 2, slices=10**9), "2 microbatches, 1000000000 slices make 4000000000"),
         (lambda: Costs(attention=2), "attention must be a part of the time, 0 to 1"),
