@@ -12,7 +12,7 @@ from test_reorder import require_witness
 from test_varied_costs import draw_costs, rows
 
 import ppedu as pp
-from ppedu import Costs, SettingError, simulate
+from ppedu import Costs, simulate
 from ppedu.sim.reorder import reorder
 from ppedu.zoo import theory
 
