@@ -18,6 +18,8 @@ from ppedu.core import (
     CommunicationError,
     F,
     I,
+    L,
+    O,
     Op,
     ParseError,
     PipelineError,
@@ -36,6 +38,7 @@ from ppedu.core import (
     label,
     lower,
     merge_backward,
+    offload,
     recompute,
     strip,
 )
@@ -44,10 +47,11 @@ from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"
 
-__all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "R", "Schedule", "Span", "Timeline"]
-__all__ += ["U", "W"]
+__all__ = ["Action", "B", "Costs", "F", "I", "L", "O", "Op", "Placement", "Problem", "R", "Schedule", "Span"]
+__all__ += ["Timeline", "U", "W"]
 __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
-__all__ += ["align", "check", "label", "lower", "merge_backward", "recompute", "shrink", "simulate", "strip", "verify"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "offload", "recompute", "shrink", "simulate"]
+__all__ += ["strip", "verify"]
 __all__ += ["register", "schedule", "schedules", "versions"]
 __all__ += [
     "compare",

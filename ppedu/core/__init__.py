@@ -8,6 +8,7 @@ placement, dependencies, problems, schedule, checking, lowering, grid, streams.
 from ppedu.core.actions import (
     COMMUNICATION,
     COMPUTE,
+    COPIES,
     OVERLAP,
     RECEIVE,
     SEND,
@@ -17,6 +18,8 @@ from ppedu.core.actions import (
     B,
     F,
     I,
+    L,
+    O,
     Op,
     R,
     U,
@@ -27,13 +30,13 @@ from ppedu.core.checking import check
 from ppedu.core.dependencies import Result, produces, replay, requires
 from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
 from ppedu.core.grid import align, strip, table, without_waits
-from ppedu.core.lowering import label, lower, merge_backward, recompute
+from ppedu.core.lowering import label, lower, merge_backward, offload, recompute
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule, require_schedule, suggest_placement
 
-__all__ = ["COMMUNICATION", "COMPUTE", "OVERLAP", "RECEIVE", "SEND", "TOWARDS", "TRAFFIC", "WAITS"]
-__all__ += ["Action", "B", "CommunicationError", "F", "I", "Op", "ParseError", "PipelineError", "Placement"]
+__all__ = ["COMMUNICATION", "COMPUTE", "COPIES", "OVERLAP", "RECEIVE", "SEND", "TOWARDS", "TRAFFIC", "WAITS"]
+__all__ += ["Action", "B", "CommunicationError", "F", "I", "L", "O", "Op", "ParseError", "PipelineError", "Placement"]
 __all__ += ["Problem", "R", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "U", "W"]
-__all__ += ["align", "check", "label", "lower", "merge_backward", "overlap", "produces", "recompute", "replay"]
-__all__ += ["require_schedule", "requires", "strip", "suggest_placement", "table", "without_waits"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "offload", "overlap", "produces", "recompute"]
+__all__ += ["replay", "require_schedule", "requires", "strip", "suggest_placement", "table", "without_waits"]

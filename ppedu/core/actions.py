@@ -5,6 +5,8 @@
                           I for the input, W for the weights
     2R0                   … its forward again, for its backward (activation checkpointing): until then, stage 2 keeps
                           only the input of a microbatch that has an R in the order
+    2O0  2L0              stage 2's activations of microbatch 0 go to the host, and come back for their backward: a copy
+                          runs beside the computations behind it, after those before it and the rank's copy before it
     2U3                   stage 2's optimizer steps with the gradients of microbatch 3, and of all before it that no U
                           has used; later forwards use the new weights, and a backward those of its forward. In orders
                           without U, the optimizer steps once, after the end
@@ -17,7 +19,7 @@
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
 The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
-here, and so do WAIT_RECV, R and U.
+here, and so do WAIT_RECV, R, O, L and U.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class Op(str, Enum):
     I = "I"  # noqa: E741 (the usual letter for it)
     W = "W"
     R = "R"
+    O = "O"  # noqa: E741 (for offload, as L is for load)
+    L = "L"
     U = "U"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
@@ -61,6 +65,7 @@ class Op(str, Enum):
 
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.U})
+COPIES = frozenset({Op.O, Op.L})
 SEND = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
 COMMUNICATION = SEND | RECEIVE
@@ -193,7 +198,7 @@ def _either(ops: Iterable[Op]) -> str:
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _SINGLE = re.compile(
-    f"(?P<stage>{_NUMBER})(?P<op>{_either(COMPUTE | COMMUNICATION | WAITS.keys())})(?P<microbatch>{_NUMBER})"
+    f"(?P<stage>{_NUMBER})(?P<op>{_either(COMPUTE | COPIES | COMMUNICATION | WAITS.keys())})(?P<microbatch>{_NUMBER})"
 ).fullmatch
 _SHARDING = re.compile(f"(?P<stage>{_NUMBER})(?P<op>{_either(SHARDING)})").fullmatch
 _SEVERAL = re.compile(rf"\((?P<parts>\w+(;\w+)*)\)(?P<op>{_either(OVERLAP | {Op.BATCH_P2P})})", re.ASCII).fullmatch
@@ -222,6 +227,16 @@ def W(stage: int, microbatch: int) -> Action:
 def R(stage: int, microbatch: int) -> Action:
     """Return a forward that runs again from its input, so that its backward has its activations: `R(2, 0)` is 2R0."""
     return Action(stage, Op.R, microbatch)
+
+
+def O(stage: int, microbatch: int) -> Action:  # noqa: E743
+    """Return the copy of a microbatch's activations from a stage to the host, which frees them: `O(2, 0)` is 2O0."""
+    return Action(stage, Op.O, microbatch)
+
+
+def L(stage: int, microbatch: int) -> Action:
+    """Return the copy that loads these activations again, for their backward: `L(2, 0)` is 2L0."""
+    return Action(stage, Op.L, microbatch)
 
 
 def U(stage: int, microbatch: int) -> Action:

@@ -6,11 +6,11 @@ Checking, lowering, simulating and running all follow `requires` and `produces`,
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAITS, Action, Op
+from ppedu.core.actions import COMMUNICATION, COMPUTE, COPIES, RECEIVE, SEND, SHARDING, WAITS, Action, Op
 from ppedu.core.placement import TOWARDS, Placement, other_end
 
 # The result of an action: its kind, stage and microbatch.
@@ -21,23 +21,29 @@ from ppedu.core.placement import TOWARDS, Placement, other_end
 #
 # A message may have a WAIT in its order. Then the SEND or RECV only posts it, and the rank goes on; the WAIT ends when
 # the message is done. A SEND without one ends when it is done, and a RECV when its message has arrived.
+#
+# ("R", 2, 0), ("O", 2, 0), ("L", 2, 0): the activations have been computed again, are on the host, are back from there.
 Result = tuple[str, int, int]
 
 
-def requires(action: Action, placement: Placement, lowered: bool = False) -> tuple[Result, ...]:
+def requires(
+    action: Action, placement: Placement, lowered: bool = False, restored: Collection[Result] = ()
+) -> tuple[Result, ...]:
     """Return the results that an action waits for.
 
     A forward requires the activation of the stage before; a backward its own forward and the gradient of the stage
     after; a weight backward its own input backward; a forward that runs again its first run; an update the
     last backward that it steps with; an overlapped pair what its parts require. In a lowered schedule a result of
     another rank must have been received, and before that sent. A wait requires its message to be posted.
+    A copy to the host requires its forward, and the copy back the one to the host. Activations that are not kept until
+    their backward are `restored`: it requires the results of R and L that are among these, and an R that of L.
     The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
     that of the slice after, which adds to the gradients of these.
     """
     stage, op, microbatch, parts = action
     if parts:
         first, second = parts
-        return requires(first, placement, lowered) + requires(second, placement, lowered)
+        return requires(first, placement, lowered, restored) + requires(second, placement, lowered, restored)
     if op == "F":
         own: tuple[Result, ...] = (("F", stage, microbatch - 1),) if microbatch % placement.slices else ()
         if not 0 < stage < placement.stages:  # the first stage, or one that does not exist
@@ -46,7 +52,7 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
             return (*own, ("RECV_F", stage, microbatch))
         return (*own, ("F", stage - 1, microbatch))
     if op in ("B", "I"):
-        own = (("F", stage, microbatch),)
+        own = (("F", stage, microbatch), *_restored("RL", stage, microbatch, restored))
         if (microbatch + 1) % placement.slices:
             own = (*own, ("B", stage, microbatch + 1))
         if not 0 <= stage < placement.stages - 1:  # the last stage, or one that does not exist
@@ -57,7 +63,11 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
     if op in ("W", "U"):
         return (("B", stage, microbatch),)
     if op == "R":
+        return (("F", stage, microbatch), *_restored("L", stage, microbatch, restored))
+    if op == "O":
         return (("F", stage, microbatch),)
+    if op == "L":
+        return (("O", stage, microbatch),)
     if op in SEND:
         return ((op[-1], stage, microbatch),)
     if op in RECEIVE:
@@ -68,6 +78,12 @@ def requires(action: Action, placement: Placement, lowered: bool = False) -> tup
             return ((message.op.value, stage, microbatch),)
         return (posting(message), *requires(message, placement))
     return ()
+
+
+def _restored(kinds: str, stage: int, microbatch: int, restored: Collection[Result]) -> Iterator[Result]:
+    """Yield the results of these kinds that are among the restored ones."""
+    if restored:
+        yield from (result for kind in kinds if (result := (kind, stage, microbatch)) in restored)
 
 
 def why_slices_wait(action: Action, result: Result) -> str:
@@ -86,8 +102,8 @@ def produces(action: Action) -> tuple[Result, ...]:
     if parts:
         first, second = parts
         return produces(first) + produces(second)
-    if op == "F":
-        return (("F", stage, microbatch),)
+    if op in ("F", "R", "O", "L"):
+        return ((op.value, stage, microbatch),)
     if op in ("B", "I"):
         return (("B", stage, microbatch),)
     if op in COMMUNICATION or op in (Op.WAIT_RECV_F, Op.WAIT_RECV_B):
@@ -106,7 +122,7 @@ def posting(receive: Action) -> Result:
 
 
 # The kinds of results, and the other actions, in the order of their numbers.
-KINDS = ("F", "B", "I", "W", "R", "U", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
+KINDS = ("F", "B", "I", "W", "R", "O", "L", "U", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
@@ -132,7 +148,7 @@ class Numbered:
         total: The length of a list that is indexed by number.
         split: The first microbatch of the second copy of the model; `microbatches` if there is one copy.
         lowered, waits: Whether the orders include messages, and waits for them.
-        recomputed: The stages and microbatches with an R in the orders. Their actions have blocks of their own.
+        restored: The results of R and L in the orders. The actions of their microbatches have blocks of their own.
     """
 
     def __init__(
@@ -142,9 +158,9 @@ class Numbered:
         microbatches: int,
         lowered: bool,
         waits: bool = False,
-        recomputed: frozenset[tuple[int, int]] = frozenset(),
+        restored: frozenset[Result] = frozenset(),
     ):
-        self.recomputed = recomputed
+        self.restored = restored
         self.placement, self.microbatches, self.lowered, self.waits = placement, microbatches, lowered, waits
         kinds = len(KINDS) - (0 if waits else len(WAITS))  # those of waits are the last
         self.never = kinds * placement.stages * microbatches
@@ -177,7 +193,7 @@ class Numbered:
         """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
         last = self.placement.slices - 1
-        waits, recomputed = waited_for(order) if self.waits else frozenset(), self.recomputed
+        waits, restored = waited_for(order) if self.waits else frozenset(), self.restored
         key: Hashable  # equal for the actions of a block
         for action in order:
             stage, op, microbatch, parts = action
@@ -195,8 +211,8 @@ class Numbered:
                     key = (*key, place == 0, place == last)
                 if waits and action in waits:  # a message that is only posted
                     key = (*key, "posted")
-                if recomputed and (stage, microbatch) in recomputed:
-                    key = (*key, "recomputed")
+                if restored:
+                    key = (*key, ("R", stage, microbatch) in restored, ("L", stage, microbatch) in restored)
             else:  # sharding, or an action that does not exist
                 key, microbatch = action, 0
             if key not in indexes:
@@ -225,10 +241,10 @@ class Numbered:
         holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
         runner = min(holders)  # the only one, unless the stages of a pair are on two ranks
         needless = any(  # a message between two stages of one rank, or beyond the first or last stage
-            op not in COMPUTE and WAITS.get(op, op) not in placement.links[placement.copy(microbatch)][stage]
+            op not in COMPUTE | COPIES and WAITS.get(op, op) not in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
-        wanted, results = requires(action, placement, self.lowered), produces(action)
+        wanted, results = requires(action, placement, self.lowered, self.restored), produces(action)
         enters: tuple[Result, ...] = ()  # results that exist once a rank has reached it
         meets: tuple[Result, ...] = ()  # what it also requires where sends wait for their receives
         message = awaited(action) if action.op in WAITS else action

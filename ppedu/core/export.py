@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import NamedTuple
 
-from ppedu.core.actions import COMPUTE, OVERLAP, RECEIVE, Action, Op, R, U
+from ppedu.core.actions import COMPUTE, OVERLAP, RECEIVE, Action, O, Op, R, U
 from ppedu.core.checking import check
 from ppedu.core.csv_format import DEEPSPEEDS, NODES
 from ppedu.core.errors import ScheduleError, SettingError
@@ -54,7 +54,7 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
         PipelineError: The file cannot be written.
     """
     _require_one_copy("to_torch", schedule, "torch's schedules")
-    _require_neither_r_nor_u(schedule, "torch's schedules")
+    _require_plain(schedule, "torch's schedules")
     orders: list[list[Action]] = []
     for order in schedule.orders:
         known = (action.parts if action.op == Op.OVERLAP_B_F else [action] for action in order)
@@ -183,13 +183,18 @@ def _require_one_copy(what: str, schedule: Schedule, form: str) -> None:
         raise SettingError(f"{schedule!r} has no actions; there is nothing to export")
 
 
-def _require_neither_r_nor_u(schedule: Schedule, form: str) -> None:
-    """Raise SettingError if a forward of `schedule` runs again as an action of its own, or its optimizer steps so."""
+def _require_plain(schedule: Schedule, form: str) -> None:
+    """Raise SettingError if a forward of `schedule` runs again as an action of its own, or a copy or an update does."""
     if schedule.recomputed:
         again = R(*min(schedule.recomputed))
         raise SettingError(
             f"{schedule!r} has {again}; in {form}, only a backward runs its forward again — take the schedule without "
             "R, such as 1f1b for mario, and recompute with torch.utils.checkpoint"
+        )
+    if schedule.offloaded:
+        raise SettingError(
+            f"{schedule!r} has {O(*min(schedule.offloaded))}; {form} have no copies to the host — take the schedule "
+            "without O and L, such as gis for po-h"
         )
     if schedule.updated:
         raise SettingError(
@@ -201,7 +206,7 @@ def _require_neither_r_nor_u(schedule: Schedule, form: str) -> None:
 def _require(what: str, schedule: Schedule, form: str, ops: Collection[Op], places: Sequence[str]) -> None:
     """Raise SettingError unless `form` has the ops and the placement of `schedule`; ScheduleError if it is illegal."""
     _require_one_copy(what, schedule, form)
-    _require_neither_r_nor_u(schedule, form)
+    _require_plain(schedule, form)
     if other := next((action for action in chain(*schedule.orders) if action.op not in ops), None):
         if other.op in OVERLAP:
             reason = f"{form} have no pairs — take a schedule without, such as 1f1b for 1f1b-overlap"

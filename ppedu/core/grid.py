@@ -8,7 +8,7 @@ from itertools import chain
 from textwrap import fill
 from typing import Any
 
-from ppedu.core.actions import RECEIVE, WAITS, Action
+from ppedu.core.actions import COPIES, RECEIVE, WAITS, Action
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
 
 Grid = tuple[tuple[Action | None, ...], ...]
@@ -17,8 +17,8 @@ Grid = tuple[tuple[Action | None, ...], ...]
 def align(schedule: Schedule) -> Grid:
     """Return the lockstep grid: `grid[rank][step]` is an action, or None where the rank is idle. Rows are equally long.
 
-    Every action takes one step, an overlapped pair too, and starts as early as it can. If ranks get stuck, the grid
-    ends there.
+    Every action takes one step, an overlapped pair too, and starts as early as it can. Copies to the host and back run
+    beside them and are not shown. If ranks get stuck, the grid ends there.
 
     Raises:
         SettingError: The schedule is lowered; `strip` it.
@@ -31,7 +31,8 @@ def align(schedule: Schedule) -> Grid:
     grid: list[list[Action | None]] = [[None] * width for _ in schedule.orders]
     for row, order, steps in zip(grid, schedule.orders, starts, strict=True):
         for action, step in zip(order, steps, strict=False):  # a rank that gets stuck has no further steps
-            row[step] = action
+            if action.op not in COPIES:
+                row[step] = action
     return tuple(map(tuple, grid))
 
 
@@ -40,36 +41,45 @@ def earliest_times(
 ) -> tuple[list[list[Any]], list[list[Any]]]:
     """Return when the actions of each rank start and end, if each starts as soon as its rank and its inputs allow.
 
-    Messages do not wait for each other. If ranks get stuck, the times end there.
+    Messages do not wait for each other. Copies to the host and back do, of one rank: its copy engine runs them one by
+    one, each after the computations before it in the order, and beside those behind it. If ranks get stuck, the times
+    end there.
 
     Args:
         durations: The time of each action, by its entry in `Numbered.orders`.
         delay: The time of a message from one rank to another.
     """
     numbered = schedule.numbered
-    rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
+    late = numbered.lowered or numbered.restored  # whether a rank's own results may come later than it is free
+    rules = []  # by block: its inputs, each with the time of its message; its results; what it is if its rank goes on
     for block in numbered.blocks:
         links = zip(block.requires, block.links, strict=True)
-        # A rank's own results exist once it is free. If lowered, they include messages, which come later.
-        inputs = [(distance, delay(*link) if link else 0) for distance, link in links if link or numbered.lowered]
-        rules.append((inputs, block.produces, block.sample.op in RECEIVE))
+        inputs = [(distance, delay(*link) if link else 0) for distance, link in links if link or late]
+        beside = RECEIVE if block.sample.op in RECEIVE else COPIES if block.sample.op in COPIES else None
+        rules.append((inputs, block.produces, beside))
     exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
     free: list[Any] = [0] * schedule.ranks
+    copied: list[Any] = [0] * schedule.ranks  # the time from which a rank's copy engine is free
     starts: list[list[Any]] = [[] for _ in free]
     ends: list[list[Any]] = [[] for _ in free]
     for rank, entry in zip(schedule.replay.turns, schedule.replay.entries, strict=True):
-        inputs, outputs, receives = rules[entry // numbered.microbatches]
+        inputs, outputs, beside = rules[entry // numbered.microbatches]
         start = free[rank]
         for distance, lag in inputs:
             arrival = exists[entry + distance] + lag
             if arrival > start:
                 start = arrival
+        if beside is COPIES and copied[rank] > start:
+            start = copied[rank]
         end = start + durations[entry]
         for distance in outputs:
             exists[entry + distance] = end
-        if receives:  # the message is here at `end`, as noted in `exists`; the rank only posts the receive and goes on
-            start = end = free[rank]
-        free[rank] = end
+        if beside is COPIES:
+            copied[rank] = end
+        else:
+            if beside:  # the message is here at `end`, as noted in `exists`; the rank only posts it, and goes on
+                start = end = free[rank]
+            free[rank] = end
         starts[rank].append(start)
         ends[rank].append(end)
     return starts, ends
@@ -107,7 +117,7 @@ def without_waits(schedule: Schedule) -> Schedule:
 
 
 def strip(schedule: Schedule) -> Schedule:
-    """Return the schedule with compute actions only: no messages and no sharding.
+    """Return the schedule with computations and copies only: no messages and no sharding.
 
     `Pipeline` then places messages of its own, as `lower` does.
 
@@ -115,5 +125,5 @@ def strip(schedule: Schedule) -> Schedule:
         SettingError: `schedule` is not a Schedule.
     """
     require_schedule("strip", schedule)
-    orders = tuple(tuple(action for action in order if action.computes) for order in schedule.orders)
+    orders = tuple(tuple(each for each in order if each.computes or each.op in COPIES) for order in schedule.orders)
     return replace(schedule, orders=orders)

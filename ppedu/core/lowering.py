@@ -1,24 +1,25 @@
 """Lowering: from a schedule of computations to one with messages. Small passes, each from schedule to schedule.
 
 `lower` adds a send and a receive wherever a result goes to another rank, and, for weights that are sharded over
-replicas, the actions that gather and free them. `recompute` adds forwards that run again, and `merge_backward` joins
-the halves of a backward.
+replicas, the actions that gather and free them. `recompute` adds forwards that run again, `offload` copies to the host
+and back, and `merge_backward` joins the halves of a backward.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
 
-from ppedu.core.actions import RECEIVE, SEND, Action, B, Op, R, U
+from ppedu.core.actions import RECEIVE, SEND, Action, B, L, O, Op, R, U
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import Number
 from ppedu.core.placement import TOWARDS, Placement, other_end
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
-from ppedu.core.validate import require_count, require_instance
+from ppedu.core.validate import require_count, require_instance, require_number
 
 
 @without_gc()
@@ -71,6 +72,8 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
         first = block.sample.singles[0].microbatch
         messages = []
         for kind, stage, microbatch in produces(block.sample):
+            if kind not in ("F", "B"):
+                continue  # it stays on its rank
             send = Action(stage, Op(f"SEND_{kind}"), microbatch)
             if send.op in placement.links[placement.copy(microbatch)][stage]:
                 _, receiver = placement.route(send)
@@ -195,6 +198,55 @@ def recompute(schedule: Schedule, stages: Sequence[int] | Set[int] | None = None
             yield action
 
     return replace(schedule, orders=tuple(tuple(recomputing(order)) for order in schedule.orders))
+
+
+def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
+    """Return the schedule with activations that go to the host, and come back for their backward (arXiv 2503.01328).
+
+    An O follows a forward, and frees the memory when it has ended. The L comes `ahead` computations of its rank before
+    the backward (or the forward that runs again), so that the copy takes place beside them. A rank copies one by one,
+    so in the long run the two copies of a microbatch should take no longer than its forward and its backward. What
+    would be loaded before its forward has ended stays.
+
+    Args:
+        part: Of each rank's activations, the part that is offloaded, 0 to 1: those for which the rank does most between
+            the forward and the backward.
+        ahead: How many computations before its use an activation is loaded. More hide a slow copy, and need memory.
+
+    Raises:
+        SettingError: `schedule` is not a Schedule, or it is lowered, for inference, or has copies. Or an option is
+            invalid.
+    """
+    require_compute("offload", schedule)
+    require_number("part", part, lambda number: 0 <= number <= 1, "a part of the activations, 0 to 1")
+    require_count("ahead", ahead)
+    if schedule.forward_only or schedule.offloaded:
+        has = "has no backwards" if schedule.forward_only else f"has {O(*min(schedule.offloaded))}"
+        raise SettingError(f"{schedule!r} {has}; offload takes one with backwards and without copies")
+    orders = tuple(tuple(_offloaded(order, part, ahead)) for order in schedule.orders)
+    return replace(schedule, orders=orders)
+
+
+def _offloaded(order: Sequence[Action], part: Number, ahead: int) -> Iterator[Action]:
+    """Yield an order with the copies of `offload`."""
+    made: dict[tuple[int, int], int] = {}  # by stage and microbatch, the index of the forward
+    used: dict[tuple[int, int], int] = {}  # and that of the first R or backward
+    for index, action in enumerate(order):
+        for stage, op, microbatch, _ in action.singles:
+            (made if op is Op.F else used).setdefault((stage, microbatch), index)
+    fitting = [place for place, index in used.items() if place in made and made[place] < index - ahead]
+    fitting.sort(key=lambda place: made[place] - used[place])  # the longest first
+    chosen = fitting[: round(part * len(made))]
+    loads: defaultdict[int, list[Action]] = defaultdict(list)
+    for place in sorted(chosen, key=lambda each: used[each]):
+        loads[used[place] - ahead].append(L(*place))
+    moved = {*chosen}
+    for index, action in enumerate(order):
+        yield from loads[index]
+        yield action
+        for stage, op, microbatch, _ in action.singles:
+            if op is Op.F and (stage, microbatch) in moved:
+                yield O(stage, microbatch)
 
 
 def merge_backward(schedule: Schedule) -> Schedule:

@@ -23,9 +23,9 @@ class Problem(NamedTuple):
 
     Attributes:
         index: The position in the rank's order, None if the action is missing.
-        kind: "range" (no such stage, microbatch or peer, or a backward, R or U in a forward-only schedule), "rank" (not
-            this rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before
-            a dependency on the same rank, or an R or a U that is too late), "deadlock" (ranks that wait for each other
+        kind: "range" (no such stage, microbatch or peer, or what is for a backward in a forward-only schedule), "rank"
+            (not this rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order"
+            (before a dependency on the same rank, or a U that is too late), "deadlock" (ranks that wait for each other
             in a cycle), "message" (received in another order than sent, or needless), "sharding" (weights not gathered,
             or twice), "buffer" (filled while another microbatch uses it), "unknown" (a deadlock or not, as the
             transport decides).
@@ -98,7 +98,7 @@ class _Inspection:
                 yield from self._waits(rank, some)
             yield from self._sharding(rank)
         yield from self._missing()
-        yield from self._recomputed()
+        yield from self._restored()
         yield from self._updated()
         yield from self._never_summed()
         if self.schedule.lowered:
@@ -285,19 +285,16 @@ class _Inspection:
                 rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(required), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
-    def _recomputed(self) -> Iterator[Problem]:
-        """Yield forwards that run again for no backward, or after it. Those before their forward are too early."""
-        for stage, microbatch in sorted(self.schedule.recomputed):
-            again = Action(stage, Op.R, microbatch)
-            rank, index = self.places[again]
-            if self.schedule.forward_only:
-                yield self._problem(rank, index, "range", " is for a backward, in a forward-only schedule", again)
-            for op in (Op.B, Op.I):
-                backward = Action(stage, op, microbatch)
-                at, first = self.places.get(backward, (rank, index))
-                if at == rank and first < index:
-                    why = f" comes after {backward} (position {self.at(rank, first)}), which it is for; put it before"
-                    yield self._problem(rank, index, "order", why, again)
+    def _restored(self) -> Iterator[Problem]:
+        """Yield forwards that run again, and copies, for no backward, and an O or an L without the other one."""
+        for op, other in {Op.R: Op.R, Op.O: Op.L, Op.L: Op.O}.items():
+            for stage, microbatch in sorted(self.schedule.words[op]):
+                action, wanted = Action(stage, op, microbatch), Action(stage, other, microbatch)
+                rank, index = self.places[action]
+                if self.schedule.forward_only:
+                    yield self._problem(rank, index, "range", " is for a backward, in a forward-only schedule", action)
+                elif wanted not in self.places:
+                    yield Problem(rank, None, wanted, "missing", f"rank {rank}: {wanted} is never run, and {action} is")
 
     def _updated(self) -> Iterator[Problem]:
         """Yield updates before or after their gradients, and stages whose last gradients get no update."""
@@ -366,7 +363,7 @@ class _Inspection:
         """Yield actions that come before one of their dependencies on the same rank."""
         for rank, order in enumerate(self.schedule.orders):
             for index, action in enumerate(order):
-                for result in requires(action, self.placement, self.schedule.lowered):
+                for result in requires(action, self.placement, self.schedule.lowered, self.schedule.restored):
                     if result not in self.producers:
                         continue
                     producer = self.producers[result]

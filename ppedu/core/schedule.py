@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 from ppedu.core import hooks
-from ppedu.core.actions import TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
+from ppedu.core.actions import COMPUTE, COPIES, OVERLAP, TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
 from ppedu.core.csv_format import csv_text, is_layout, is_trace, parse, recognized, text_of
-from ppedu.core.dependencies import Numbered, Replay, replay, waited_for
+from ppedu.core.dependencies import Numbered, Replay, Result, replay, waited_for
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.garbage import without_gc
@@ -95,9 +95,9 @@ class Schedule:
         """The size as human-readable text: "4 ranks, 2 chunks, 8 microbatches"; "forward only" follows if it is so."""
         chunks = [plural(self.chunks, "chunk")] if self.chunks > 1 else []
         batch = plural(self.microbatches // self.slices, "microbatch")
-        of = f" of {self.slices} slices" if self.slices > 1 else ""
+        batch += f" of {self.slices} slices" if self.slices > 1 else ""
         only = ["forward only"] if self.forward_only else []
-        return ", ".join([plural(self.ranks, "rank"), *chunks, batch + of, *only])
+        return ", ".join([plural(self.ranks, "rank"), *chunks, batch, *only])
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of `rank`, in order.
@@ -110,11 +110,9 @@ class Schedule:
     @property
     def forwards(self) -> Schedule:
         """The forwards of this schedule in their order, without messages, as a forward-only schedule."""
-        orders = []
-        for order in self.orders:
-            singles = chain.from_iterable(action.singles for action in order)
-            orders.append(tuple(single for single in singles if single.op == Op.F))
-        return replace(self, orders=tuple(orders), forward_only=True)
+        singles = (chain.from_iterable(action.singles for action in order) for order in self.orders)
+        orders = tuple(tuple(single for single in each if single.op == Op.F) for each in singles)
+        return replace(self, orders=orders, forward_only=True)
 
     @cached_property
     def lowered(self) -> bool:
@@ -127,25 +125,36 @@ class Schedule:
         return frozenset().union(*(map(attrgetter("op"), order) for order in self.orders))
 
     @cached_property
+    def words(self) -> dict[Op, frozenset[tuple[int, int]]]:
+        """The stages and microbatches with an R, an O, an L and a U in the orders."""
+        ops = Op.R, Op.O, Op.L, Op.U
+        found = () if self._ops.isdisjoint(ops) else [each for each in chain(*self.orders) if each.op in ops]
+        return {op: frozenset((stage, m) for stage, known, m, _ in found if known is op) for op in ops}
+
+    @property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose forward runs again, as an R in the orders."""
-        return self._numbered_as(Op.R)
+        return self.words[Op.R]
 
-    @cached_property
+    @property
+    def offloaded(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches whose activations go to the host, as an O in the orders."""
+        return self.words[Op.O]
+
+    @property
     def updated(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches with a U in the orders; see `ppedu.versions`."""
-        return self._numbered_as(Op.U)
+        return self.words[Op.U]
 
-    def _numbered_as(self, op: Op) -> frozenset[tuple[int, int]]:
-        """Return the stages and microbatches of an op."""
-        if op not in self._ops:
-            return frozenset()
-        return frozenset((each.stage, each.microbatch) for each in chain(*self.orders) if each.op is op)
+    @cached_property
+    def restored(self) -> frozenset[Result]:
+        """The results of R and L in the orders, which backwards require; see `requires`."""
+        return frozenset((op.value, *place) for op in (Op.R, Op.L) for place in self.words[op])
 
     @property
     def plain(self) -> bool:
-        """Whether sequences are whole, without R and U, so that any program can run the schedule."""
-        return self.slices == 1 and not self.recomputed and not self.updated
+        """Whether any program can run the schedule: sequences are whole, and there is no R, O, L or U."""
+        return self.slices == 1 and not any(self.words.values())
 
     @property
     def waits(self) -> bool:
@@ -175,7 +184,7 @@ class Schedule:
     def numbered(self) -> Numbered:
         """The orders of `one_by_one` with a whole number for each action."""
         whole = self.one_by_one
-        return Numbered(whole.orders, self.placement, self.microbatches, self.lowered, whole.waits, self.recomputed)
+        return Numbered(whole.orders, self.placement, self.microbatches, self.lowered, whole.waits, self.restored)
 
     @cached_property
     @without_gc()
@@ -361,7 +370,7 @@ def require_schedule(what: str, value: Any) -> None:
 def require_compute(what: str, schedule: Any) -> None:
     """Raise SettingError unless `schedule` is a Schedule that is not lowered."""
     require_schedule(what, schedule)
-    if not all(action.computes for order in schedule.orders for action in order):
+    if not schedule._ops <= COMPUTE | COPIES | OVERLAP:
         raise SettingError(f"{schedule!r} is lowered already; {what} takes a schedule with compute actions only")
 
 

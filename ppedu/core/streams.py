@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, SEND, WAITS, Action
+from ppedu.core.actions import COMMUNICATION, COPIES, SEND, WAITS, Action
 from ppedu.core.dependencies import awaited
 from ppedu.core.errors import SettingError
 from ppedu.core.placement import other_end
@@ -81,6 +81,7 @@ class Streams:
         self.ends: list[list[Any]] = [[0] * len(order) for order in self.schedule.orders]
         self._reached = [0] * schedule.ranks  # the index of each rank's next action
         self._free: list[Any] = [0] * schedule.ranks  # the time from which a rank is free
+        self._copied: list[Any] = [0] * schedule.ranks  # and its copy engine
         self._exists: list[Any] = [None] * self.numbered.total  # by number: the time from which a result exists
         self._routes: dict[Action, tuple[int, int]] = {}  # by message, its sender and its receiver
         self._streams: dict[Action, tuple[Stream, Stream]] = {}  # and their streams that carry it
@@ -120,10 +121,11 @@ class Streams:
                 arrivals = [self._exists[entry + distance] for distance in self._wanted[entry // size]]
                 if None in arrivals:
                     return
-                start = max([self._free[rank], *arrivals])
+                copies = block.sample.op in COPIES
+                start = max([self._free[rank], *arrivals, *self._copied[rank : rank + copies]])
                 end = start + (self._durations[entry] if self._durations else 0)
                 self.starts[rank][index], self.ends[rank][index] = start, end
-                self._free[rank] = end
+                (self._copied if copies else self._free)[rank] = end
                 for distance in block.produces:
                     self._exists[entry + distance] = end
                 self._reached[rank] += 1

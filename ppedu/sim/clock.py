@@ -71,7 +71,7 @@ class TickClock(NamedTuple):
             """Return the time of an action for each microbatch."""
             stage, op, microbatch, _ = action
             time = times[op][stage] if op in times else 0
-            if self.recompute and op in (Op.B, Op.I) and (stage, microbatch) not in numbered.recomputed:
+            if self.recompute and op in (Op.B, Op.I) and ("R", stage, microbatch) not in numbered.restored:
                 time = by_microbatch(add, time, times[Op.R][stage])
             return [*time] if isinstance(time, tuple) else [time] * size
 
@@ -100,7 +100,7 @@ class TickClock(NamedTuple):
 def of_slices(times: dict[Op, list[Any]], microbatches: int, slices: int, costs: Costs) -> dict[Op, list[Any]]:
     """Return the times of slices, by op and stage, from the means of a sequence's. Tables have them already.
 
-    A slice has its share of a sequence's attention, and of the rest. I has what B has more, and W no more.
+    A slice has its share of a sequence's attention, and of the rest. I has what B has more; W and copies have no more.
     """
     shares = shares_of(costs.lengths, slices)
 
@@ -111,5 +111,5 @@ def of_slices(times: dict[Op, list[Any]], microbatches: int, slices: int, costs:
         each = [slices * (mean * tokens + more * (attention - tokens)) for tokens, attention in shares]
         return tuple([*map(plain, each)] * (microbatches // slices))
 
-    growing = {**times, Op.I: times[Op.B], Op.W: [0] * len(times[Op.W])}
+    growing = {**times, Op.I: times[Op.B], **dict.fromkeys((Op.W, Op.O, Op.L), [0] * len(times[Op.W]))}
     return {op: times[op] if op is Op.U else [*map(table, times[op], growing[op])] for op in times}

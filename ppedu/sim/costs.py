@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Size = Number | Sequence[Number]  # of a share, or of each stage
 Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
-TIMES = ("forward", "backward", "input", "weight", "overlap", "update")
+TIMES = ("forward", "backward", "input", "weight", "overlap", "update", "offload")
 
 # From an op, a stage, a slice, and whether that has an R in the order, to the memory that it allocates, and frees.
 Changes = dict[tuple[Op, int, int, bool], tuple[Any, Any]]
@@ -79,6 +79,7 @@ class Costs:
             reaches them, and a message needs the streams of both ranks. So a receive that is posted early blocks the
             messages after it. Only for lowered schedules.
         update: The time of U.
+        offload: The time of an O, and of an L, by default that of F. They run on the rank's copy engine, one by one.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -102,6 +103,7 @@ class Costs:
     attention: Number = 0
     lengths: Sequence[Number] = ()
     update: Cost = 0
+    offload: Cost | None = None
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
@@ -230,7 +232,7 @@ class Costs:
     def durations(
         self, stages: int, ranks: int, microbatches: int | None = None, slices: int = 1
     ) -> dict[Op, list[Any]]:
-        """Return the times of F, B, I, W, R and U in each stage; arguments and errors as for `per_stage`.
+        """Return the times of F, B, I, W, R, U, O and L in each stage; arguments and errors as for `per_stage`.
 
         Those of slices are means; `attention` and `lengths` are left to the clock.
 
@@ -266,14 +268,16 @@ class Costs:
             b = in_each(add, b, f)
             i = in_each(add, i, f)
         u = self.per_stage(self.update, stages, ranks, microbatches)  # whole, whatever the slices
-        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w, Op.R: f, Op.U: u}
+        o = f if self.offload is None else by_stage(self.offload)
+        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w, Op.R: f, Op.U: u, Op.O: o, Op.L: o}
 
     def memory_changes(self, schedule: Schedule) -> tuple[Changes, Ticks]:
         """Return the memory that actions allocate at their start and free at their end, and its unit.
 
         The changes are a pair of numbers of ticks by op, stage, slice and whether the microbatch has an R in the order.
         An activation of 10, with a weight_memory of 0.4: F allocates 10, B frees 10, I frees 6 and W 4. If the forward
-        is recomputed from an input of 1, F allocates 1, and R, B or I the other 9.
+        is recomputed from an input of 1, F allocates 1, and R, B or I the other 9. O frees what F has allocated, and L
+        allocates it again.
         """
         stages, ranks, slices = schedule.stages, schedule.ranks, schedule.slices
         activations = self.per_stage(self.activation, stages, ranks, slices=slices)
@@ -292,6 +296,8 @@ class Costs:
                     Op.I: (left, whole * (1 - part)),
                     Op.W: (0, whole * part),
                     Op.U: (0, 0),
+                    Op.O: (0, whole - missing),
+                    Op.L: (whole - missing, 0),
                 }
                 for op, (taken, freed) in of_mean.items():
                     for position, share in enumerate(of_slices):

@@ -37,7 +37,7 @@ def reorder(timeline: Timeline) -> Timeline:
     schedule, costs = strip(timeline.schedule), replace(timeline.costs, transport="buffered")
     if schedule != timeline.schedule:
         timeline = simulate(schedule, costs)
-    if schedule.updated:
+    if schedule.updated or schedule.offloaded:
         return timeline
     tasks = Tasks(schedule, costs)
     turns = (min(TURN[single.op] for single in action.singles) for action in tasks.actions)
@@ -90,16 +90,11 @@ class Tasks:
 
         self.needed_by: list[list[int]] = [[] for _ in steps]
         producer: dict[Result, int] = {}
-        rerun: dict[tuple[Any, ...], int] = {}  # by stage and microbatch, its R
         for task, action in enumerate(self.actions):
-            wanted = {producer[result] for result in requires(action, schedule.placement)}
-            if again:  # an R comes before its backward, which does not require it
-                wanted |= {rerun[each[::2]] for each in action.singles if each.op in "BI" and each[::2] in again}
+            wanted = {producer[each] for each in requires(action, schedule.placement, restored=schedule.restored)}
             for earlier in wanted:
                 self.needed_by[earlier].append(task)
             producer.update(dict.fromkeys(produces(action), task))
-            if action.op is Op.R:
-                rerun[action[::2]] = task
 
         self.path = list(self.duration)  # the longest, from the task's start through its dependents
         for task in reversed(range(len(steps))):

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppedu.core import TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
+from ppedu.core import COPIES, TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
 from ppedu.sim.rows import Row, Span
@@ -103,18 +103,18 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[Any, ...]:
-        """The time that each rank spends in actions. A simulated message may occupy its link, but not its rank."""
+        """The time that each rank spends in actions. Simulated messages and copies take place beside them."""
 
         def time(row: Sequence[Span]) -> Any:
-            if isinstance(row, Row) and not self.schedule.lowered:
+            if isinstance(row, Row) and not self.schedule.lowered and not self.schedule.offloaded:
                 return row.total
             return sum(end - start for action, start, end in row if self.occupies_rank(action))
 
         return tuple(plain(time(row)) for row in self.rows)
 
     def occupies_rank(self, action: Action) -> bool:
-        """Return whether an action's time is its rank's: all actions of a measured run, and no simulated message."""
-        return action.op not in TRAFFIC or self.source != "simulated"
+        """Return whether an action's time is its rank's: all of a measured run, but no simulated message or copy."""
+        return action.op not in TRAFFIC | COPIES or self.source != "simulated"
 
     @property
     def idle(self) -> tuple[Any, ...]:
@@ -142,7 +142,8 @@ class Timeline:
         """The peak memory of each rank's activations, in the unit in which `costs.activation` is given."""
         peaks = []
         for row in self.rows:
-            changes = (change for _, change in self._memory_changes(row))
+            found = self._changes_in_time(row) if self.schedule.offloaded else self._memory_changes(row)
+            changes = (change for _, change in found)
             peaks.append(max(accumulate(changes, initial=0)))
         _, ticks = self._changes
         return tuple(map(plain, ticks.numbers(peaks)))
@@ -158,7 +159,7 @@ class Timeline:
         The last entry is the action that ends last. Each entry is preceded by the dependency that finished last. Making
         one of these actions faster may shorten the makespan.
         """
-        return [(place[0], self.reasons[place]) for place in self.reasons.critical_path()]
+        return [(row % self.schedule.ranks, self.reasons[row, i]) for row, i in self.reasons.critical_path()]
 
     def why_idle(self, rank: int, time: Any) -> str:
         """Return why `rank` is idle at `time`, counted from the timeline's start, in a sentence.
@@ -200,14 +201,15 @@ class Timeline:
 
         F allocates its activation at its start and B frees it at its end. I frees 1 - weight_memory of it, W the rest.
         In a forward-only schedule, F frees it at its own end. With `Costs(recompute=True)`, or an R in the order, F
-        allocates the stage's input only, and R, B or I the rest, at its start.
+        allocates the stage's input only, and R, B or I the rest, at its start. What F has allocated, O frees at its
+        end, and L allocates again at its start.
 
         Raises:
             SettingError: There is no such rank.
         """
         row = self.spans(rank)
-        changes = list(self._memory_changes(row))
-        times = [row[index].start if change > 0 else row[index].end for index, change in changes]
+        changes = self._changes_in_time(row)
+        times = [time for time, _ in changes]
         _, ticks = self._changes
         held = ticks.numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
@@ -216,6 +218,12 @@ class Timeline:
     def _changes(self) -> tuple[Changes, Ticks]:
         """The memory that actions allocate or free, and its unit; see `Costs.memory_changes`."""
         return self.costs.memory_changes(self.schedule)
+
+    def _changes_in_time(self, row: Sequence[Span]) -> list[tuple[Any, Any]]:
+        """Return the changes of the memory of a rank's activations in ticks, each with its time, in order."""
+        changes = [(row[i].start if change > 0 else row[i].end, change) for i, change in self._memory_changes(row)]
+        # Copies end after actions that follow them in the order. What ends frees its memory for what starts.
+        return sorted(changes, key=lambda each: (each[0], each[1] > 0)) if self.schedule.offloaded else changes
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""

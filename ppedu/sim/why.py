@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ppedu.core import COMMUNICATION, COMPUTE, RECEIVE, SEND, TRAFFIC, WAITS, Action, Result, produces, requires
+from ppedu.core import COMMUNICATION, COMPUTE, COPIES, RECEIVE, SEND, TRAFFIC, WAITS, Action, Result, produces, requires
 from ppedu.core.dependencies import awaited
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import pretty, ratio
@@ -19,7 +19,7 @@ from ppedu.sim.rows import Span
 from ppedu.sim.simulation import simulate
 from ppedu.sim.timeline import Gap, Timeline
 
-Place = tuple[int, int]  # a rank, and the index of one of its compute spans
+Place = tuple[int, int]  # a rank, and the index of one of its compute spans; or ranks + rank, and that of a copy
 
 
 class Posting(NamedTuple):
@@ -57,15 +57,23 @@ Trips = Mapping[Result, Trip]  # by the result that each carries: ("F", 2, 0) fo
 
 
 class Reasons:
-    """The compute spans of a timeline, and the earlier spans that each one waited for."""
+    """The compute spans and the copies of a timeline, and the earlier spans that each one waited for.
+
+    A rank's copies to the host and back are a row of their own, because they run beside its computations.
+    """
 
     @without_gc()
     def __init__(self, timeline: Timeline):
         self.timeline, self.placement = timeline, timeline.schedule.placement
+        self.restored, self.ranks = timeline.schedule.restored, len(timeline.rows)
+        self.behind: dict[Place, Place] = {}  # by copy, the compute span before it in the order
         self.rows = [[*row] for row in timeline.rows]
         ops = {action.op for row in self.rows for action, _, _ in row}
         if not ops <= COMPUTE:
             self.rows = [[span for span in row if span.action.computes] for row in self.rows]
+        if ops & COPIES:
+            self.rows += [[span for span in row if span.action.op in COPIES] for row in timeline.rows]
+            self.behind = dict(self._copies())
         self.maker: dict[Result, Place] = {
             result: (rank, index)
             for rank, row in enumerate(self.rows)
@@ -89,6 +97,8 @@ class Reasons:
         rank, index = place
         if index:
             yield rank, index - 1
+        if place in self.behind:
+            yield self.behind[place]
         yield from (self.maker[need] for need in self._needs(place) if need in self.maker)
         if place in self.awaited:
             yield self.awaited[place]
@@ -111,7 +121,7 @@ class Reasons:
     def _needs(self, place: Place) -> tuple[Result, ...]:
         """Return the results that a span requires, and those that its rank waits for before it."""
         received = [message for message in map(awaited, self.waits.get(place, ())) if message.op in RECEIVE]
-        return (*requires(self[place].action, self.placement), *map(carried, received))
+        return (*requires(self[place].action, self.placement, restored=self.restored), *map(carried, received))
 
     def _last_send(self, place: Place) -> Result | None:
         """Return the result in the message that a rank waits for at last before a span, if it sends this one."""
@@ -125,7 +135,7 @@ class Reasons:
 
     def _sends(self, cause: Place, place: Place) -> bool:
         """Return whether a span waits for a message from its cause, and not for its own rank or a barrier."""
-        return cause[0] != place[0] and cause != self.awaited.get(place)
+        return cause[0] % self.ranks != place[0] % self.ranks and cause != self.awaited.get(place)
 
     def _message(self, cause: Place, place: Place) -> tuple[Result, Trip]:
         """Return the result of `cause` that arrives last of those that `place`, on another rank, requires."""
@@ -160,7 +170,7 @@ class Reasons:
 
     def gaps(self) -> Iterator[Gap]:
         """See `Timeline.gaps`."""
-        for rank, row in enumerate(self.rows):
+        for rank, row in enumerate(self.rows[: self.ranks]):
             free = self.timeline.start
             for index, (_, start, end) in enumerate(row):
                 if start > free:
@@ -183,16 +193,17 @@ class Reasons:
         if cause is None or cause[0] == rank:
             return f"{waits} could have started before"
         maker = self[cause]
+        source = f"rank {cause[0]}" if cause[0] < self.ranks else "the copy engine"
         if self.awaited.get((rank, index)) == cause:
             return f"{waits} is of the next step, and rank {cause[0]} ends this one at {self._clock(maker.end)}"
         ends = f", which ends at {self._clock(maker.end)} on" if maker.end < start else " from"
-        late = self._late(cause, (rank, index)) if self.trips else ""
+        late = self._late(cause, (rank, index)) if self.trips and cause[0] < self.ranks else ""
         needs = "needs"
-        if all(self.maker.get(need) != cause for need in requires(action, self.placement)):
+        if all(self.maker.get(need) != cause for need in requires(action, self.placement, restored=self.restored)):
             messages = map(awaited, self.waits[rank, index])
             message = next(each for each in messages if each.op in RECEIVE and self.maker.get(carried(each)) == cause)
             needs = f"comes after the wait for {message}, which needs"
-        return f"{waits} {needs} {maker.action}{ends} rank {cause[0]}{late}"
+        return f"{waits} {needs} {maker.action}{ends} {source}{late}"
 
     def _late(self, cause: Place, place: Place) -> str:
         """Return when the message from `cause` to `place` starts, and after which other one, if it has to wait."""
@@ -204,6 +215,17 @@ class Reasons:
             rank, other = found
             after = f", after {self.trips[other].ends[rank]} of rank {rank}"
         return f"; its message starts at {self._clock(trip.start)}{after}"
+
+    def _copies(self) -> Iterator[tuple[Place, Place]]:
+        """Yield each copy with the compute span before it in the order, if there is one."""
+        for rank, row in enumerate(self.timeline.rows):
+            last = copies = 0
+            for action, _, _ in row:
+                last += action.computes
+                if action.op in COPIES:
+                    if last:
+                        yield (rank + self.ranks, copies), (rank, last - 1)
+                    copies += 1
 
     def _barriers(self) -> Iterator[tuple[Place, Place]]:
         """Yield the first span of each rank in a step that began when all ranks had ended the step before.

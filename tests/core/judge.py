@@ -10,9 +10,10 @@ from typing import Any
 
 from stepper import paired
 
-from ppedu import Action, B, F, I, Op, Placement, R, Schedule, U, W
+from ppedu import Action, B, F, I, L, O, Op, Placement, R, Schedule, U, W
 
 COMPUTE = ("F", "B", "I", "W", "R", "U")
+COPIES = ("O", "L")
 MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
@@ -24,8 +25,10 @@ def needs(single, stages):
         return [("activation", stage - 1, m)] if stage > 0 else []
     if op == "W":
         return [("half", stage, m)]
-    if op == "R":
+    if op in ("R", "O"):
         return [("kept", stage, m)]
+    if op == "L":
+        return [("away", stage, m)]
     if op == "U":
         return []  # see updates_wrongly
     return [("kept", stage, m), *([("gradient", stage + 1, m)] if stage < stages - 1 else [])]
@@ -34,8 +37,8 @@ def needs(single, stages):
 def gives(single):
     """Return the values that a compute action produces. The gradient of a stage is the gradient of its input."""
     stage, op, m = single[:3]
-    made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "W": (), "R": (), "U": ()}
-    return [(what, stage, m) for what in made[op]]
+    made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "O": ("away",), "L": ("back",)}
+    return [(what, stage, m) for what in made.get(op, ())]
 
 
 def message(action):
@@ -82,7 +85,7 @@ def incomplete(schedule, rank):
         for stage in range(schedule.stages):
             if schedule.placement.rank(stage, m) == rank:
                 halves = (I, W) if left[I(stage, m)] or left[W(stage, m)] else (B,)
-                extra = [make for make in (R, U) if left[make(stage, m)]]
+                extra = [make for make in (R, U, O, L) if left[make(stage, m)]]
                 left.subtract([make(stage, m) for make in (F, *halves, *extra)])
     return any(left.values())
 
@@ -92,6 +95,20 @@ def recomputes_too_late(schedule, rank):
     singles = [single for action in schedule.orders[rank] for single in action.singles]
     begun = {single[::2]: index for index, single in reversed([*enumerate(singles)]) if single.op in ("B", "I")}
     return any(single.op == "R" and begun.get(single[::2], index) < index for index, single in enumerate(singles))
+
+
+def copies_wrongly(schedule, rank):
+    """Return whether a copy to the host has none back, or the other way round, or both do not precede their use."""
+    places = {}
+    for index, single in enumerate(single for action in schedule.orders[rank] for single in action.singles):
+        places.setdefault(single, index)
+    for stage, op, m, _ in places:
+        if op in COPIES:
+            out, back = (places.get(copy(stage, m), -1) for copy in (O, L))
+            used = min(places[use(stage, m)] for use in (R, B, I) if use(stage, m) in places)
+            if not 0 <= out < back < used:
+                return True
+    return False
 
 
 def updates_wrongly(schedule, rank):
@@ -127,7 +144,7 @@ def sharded_wrongly(schedule, rank):
                 return True
             else:
                 gathered ^= {action.stage}
-        elif action.op not in MESSAGES and action.op != "BATCH_P2P" and not is_wait(action):
+        elif action.op not in (*COPIES, *MESSAGES, "BATCH_P2P") and not is_wait(action):
             stages = {single.stage for single in action.singles}
             if stages & summed or (guarded and stages - gathered):
                 return True
@@ -147,7 +164,7 @@ def some_summed(schedule, judged):
 def legal(schedule, ranks=None, rendezvous=False):
     """Return whether `ppedu.check` should find no problems."""
     judged = range(schedule.ranks) if ranks is None else ranks
-    wrongs = (incomplete, recomputes_too_late, updates_wrongly, sharded_wrongly, waits_wrongly)
+    wrongs = (incomplete, recomputes_too_late, copies_wrongly, updates_wrongly, sharded_wrongly, waits_wrongly)
     if any(wrong(schedule, rank) for wrong in wrongs for rank in judged):
         return False
     if some_summed(schedule, judged):
@@ -192,7 +209,7 @@ def plays(schedule, judged, rendezvous):
     def there(value, rank):
         what, stage, m = value
         maker = schedule.placement.rank(stage, m)
-        if lowered or what in ("kept", "half"):
+        if lowered or what in ("kept", "half", "away"):
             return value in here[rank]
         return maker not in here or value in here[maker]
 
@@ -276,7 +293,8 @@ def clock(schedule, length, latency):
 
     A message travels for `latency`, or `latency[source, target]`, and keeps no rank busy; neither does posting a
     receive. A wait for a receive, of its own or of a batch, keeps its rank until the message has arrived. Waits are not
-    in the rows, and batches are one by one.
+    in the rows, and batches are one by one. A copy starts when the rank is free and its copy before has ended; the rank
+    goes on, and waits for the copy back where it uses the activations.
     """
 
     def travels(source, target):
@@ -290,7 +308,7 @@ def clock(schedule, length, latency):
     while True:
         before, rows = rows, [[] for _ in schedule.orders]
         for rank, order in enumerate(schedule.orders):
-            free = 0
+            free = copied = 0
             for action in apart(order):
                 start = free
                 if is_wait(action):
@@ -302,8 +320,15 @@ def clock(schedule, length, latency):
                     known[value, rank] = known.get((value, None), 0) + travels(*ends(action, schedule.placement))
                 elif action.op in ("SEND_F", "SEND_B"):
                     known[message(action)[0], None] = start
+                elif action.op in COPIES:
+                    copied = max(free, copied) + length(action)
+                    known.update({(value, rank): copied for value in gives(action)})
+                    rows[rank].append((action, copied - length(action), copied))
+                    continue
                 elif action.op not in SHARDING:
                     for single in action.singles:
+                        if single.op in ("R", "B", "I"):
+                            start = max(start, known.get((("back", *single[::2]), rank), 0))
                         for value in needs(single, schedule.stages):
                             maker = schedule.placement.rank(value[1], value[2])
                             late = travels(maker, rank) if maker != rank and not lowered else 0
@@ -476,6 +501,21 @@ def recompute(random, schedule):
     return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
 
 
+def offload(random, schedule):
+    """Return the legal schedule with an O and an L for some microbatches, anywhere between their forward and use."""
+    orders = []
+    for order in map(list, schedule.orders):
+        forwards = [single for action in order for single in action.singles if single.op == "F"]
+        for stage, _, m, _ in random.sample(forwards, random.randint(0, len(forwards))):
+            spots = {each: at for at, action in enumerate(order) for each in action.singles}
+            end = min(spots[make(stage, m)] for make in (R, B, I) if make(stage, m) in spots)
+            first, second = sorted(random.randint(spots[F(stage, m)] + 1, end) for _ in range(2))
+            order.insert(second, L(stage, m))
+            order.insert(first, O(stage, m))
+        orders.append(order)
+    return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
+
+
 def update(random, schedule):
     """Return the legal schedule with updates of each stage, anywhere after the backwards that they step with."""
     orders = []
@@ -563,8 +603,8 @@ def _change(random, schedule, orders, mutation):
         order[index : index + 1] = [I(action.stage, action.microbatch), W(action.stage, action.microbatch)]
     elif mutation == "insert":
         stage, m = random.randrange(schedule.stages), random.randrange(schedule.microbatches)
-        op = random.choice([Op(op) for op in (*COMPUTE, *MESSAGES, *SHARDING)])
+        op = random.choice([Op(op) for op in (*COMPUTE, *COPIES, *MESSAGES, *SHARDING)])
         order.insert(random.randint(0, len(order)), Action(stage, op, -1 if op in SHARDING else m))
     elif mutation == "flip" and not action.parts and not is_wait(action):
-        ops = next(ops for ops in (COMPUTE, MESSAGES, SHARDING) if action.op in ops)
+        ops = next(ops for ops in (COMPUTE, COPIES, MESSAGES, SHARDING) if action.op in ops)
         order[index] = action._replace(op=Op(random.choice(ops)))

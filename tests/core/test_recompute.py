@@ -26,8 +26,8 @@ def test_check_and_the_judge_agree_about_forwards_that_run_again(random, lowered
     ("line", "kind", "problem"),
     [
         ("0R0 0F0 0B0", "order", "rank 0, position 0: 0R0 needs 0F0, which only comes at position 1"),
-        ("0F0 0B0 0R0", "order", "position 2: 0R0 comes after 0B0 (position 1), which it is for; put it before"),
-        ("0F0 0I0 0R0 0W0", "order", "position 2: 0R0 comes after 0I0 (position 1), which it is for; put it before"),
+        ("0F0 0B0 0R0", "order", "position 1: 0B0 needs 0R0, which only comes at position 2"),
+        ("0F0 0I0 0R0 0W0", "order", "position 1: 0I0 needs 0R0, which only comes at position 2"),
         ("0F0 0R0 0R0 0B0", "duplicate", "position 2: 0R0 has already been run (rank 0, position 1)"),
         ("0F0 0R1 0B0", "range", "position 1: 0R1: there is no microbatch 1; the only one is 0"),
         ("0F0 1R0 0B0", "rank", "position 1: 1R0: stage 1 is held by rank 1"),
@@ -80,6 +80,6 @@ def test_recompute_puts_an_r_before_each_backward():
             pp.recompute(schedule, stages)
     with pytest.raises(SettingError, match="lowered already; recompute takes"):
         pp.recompute(pp.lower(schedule))
-    with pytest.raises(ScheduleError, match="0R0 comes after 0B0"):
+    with pytest.raises(ScheduleError, match="0B0 needs 0R0, which only comes"):
         read("0F0 0B0 0R0").validate()
     assert (str(R(2, 0)), pp.Action.parse("2R0"), B(0, 0).computes) == ("2R0", R(2, 0), R(0, 0).computes)
