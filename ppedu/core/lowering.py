@@ -8,7 +8,7 @@ and back, and `merge_backward` joins the halves of a backward.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
 
@@ -16,6 +16,7 @@ from ppedu.core.actions import RECEIVE, SEND, Action, B, L, O, Op, R, U
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
+from ppedu.core.grid import align
 from ppedu.core.numeric import Number
 from ppedu.core.placement import TOWARDS, Placement, other_end
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
@@ -209,13 +210,14 @@ def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
     would be loaded before its forward has ended stays.
 
     Args:
-        part: Of each rank's activations, the part that is offloaded, 0 to 1: those for which the rank does most between
-            the forward and the backward.
+        part: Of each rank's activations, the part that is offloaded, 0 to 1: those with the longest time between
+            forward and backward, if all actions take equally long.
         ahead: How many computations before its use an activation is loaded. More hide a slow copy, and need memory.
 
     Raises:
         SettingError: `schedule` is not a Schedule, or it is lowered, for inference, or has copies. Or an option is
             invalid.
+        ScheduleError: The ranks would wait forever.
     """
     require_compute("offload", schedule)
     require_number("part", part, lambda number: 0 <= number <= 1, "a part of the activations, 0 to 1")
@@ -223,24 +225,31 @@ def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
     if schedule.forward_only or schedule.offloaded:
         has = "has no backwards" if schedule.forward_only else f"has {O(*min(schedule.offloaded))}"
         raise SettingError(f"{schedule!r} {has}; offload takes one with backwards and without copies")
-    orders = tuple(tuple(_offloaded(order, part, ahead)) for order in schedule.orders)
-    return replace(schedule, orders=orders)
+    if schedule.replay.blocked:
+        schedule.validate()
+    grid, orders = align(schedule), []
+    for row, order in zip(grid, schedule.orders, strict=True):
+        begun = {single: step for step, action in enumerate(row) if action for single in action.singles}
+        spans: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by stage and microbatch, when it is used
+        for (stage, op, microbatch, _), step in begun.items():
+            if op in (Op.F, Op.B, Op.I):
+                spans[stage, microbatch].append(step)
+        longest = sorted(spans, key=lambda place: min(spans[place]) - max(spans[place]))
+        orders.append(tuple(offloaded(order, longest[: round(part * len(longest))], ahead)))
+    return replace(schedule, orders=tuple(orders))
 
 
-def _offloaded(order: Sequence[Action], part: Number, ahead: int) -> Iterator[Action]:
-    """Yield an order with the copies of `offload`."""
+def offloaded(order: Sequence[Action], chosen: Collection[tuple[int, int]], ahead: int = 2) -> Iterator[Action]:
+    """Yield the order of a rank with the copies of `offload` for the chosen stages and microbatches."""
     made: dict[tuple[int, int], int] = {}  # by stage and microbatch, the index of the forward
     used: dict[tuple[int, int], int] = {}  # and that of the first R or backward
     for index, action in enumerate(order):
         for stage, op, microbatch, _ in action.singles:
             (made if op is Op.F else used).setdefault((stage, microbatch), index)
-    fitting = [place for place, index in used.items() if place in made and made[place] < index - ahead]
-    fitting.sort(key=lambda place: made[place] - used[place])  # the longest first
-    chosen = fitting[: round(part * len(made))]
+    moved = {place for place in chosen if made[place] < used[place] - ahead}
     loads: defaultdict[int, list[Action]] = defaultdict(list)
-    for place in sorted(chosen, key=lambda each: used[each]):
+    for place in sorted(moved, key=used.__getitem__):
         loads[used[place] - ahead].append(L(*place))
-    moved = {*chosen}
     for index, action in enumerate(order):
         yield from loads[index]
         yield action

@@ -26,6 +26,7 @@ FAMILIES = (
     "chimera",
     "sliced",
     "mario",
+    "offload",
     "asynchronous",
 )
 for _family in FAMILIES:

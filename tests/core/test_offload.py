@@ -13,7 +13,7 @@ randoms = st.randoms(use_true_random=True)
 
 
 @given(randoms, st.booleans(), st.booleans())
-@often(400)
+@often(150)
 def test_check_and_the_judge_agree_about_copies(random, lowered, again):
     schedule = judge.draw(random, lowered=lowered)
     schedule = judge.offload(random, judge.recompute(random, schedule) if again else schedule)
