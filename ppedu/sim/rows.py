@@ -9,7 +9,7 @@ from itertools import count, repeat
 from operator import attrgetter, sub
 from typing import Any, NamedTuple
 
-from ppedu.core import COMPUTE, Action
+from ppedu.core import COMPUTE, COPIES, Action
 from ppedu.core.numeric import Ticks
 
 
@@ -100,6 +100,11 @@ def computing(row: Sequence[Span]) -> Iterable[tuple[Action, Any, Any, int, int]
         for half, single in (enumerate(action.parts, 1) if action.parts else ((0, action),))
         if single.op in COMPUTE
     )
+
+
+def copying(row: Sequence[Span]) -> Iterable[tuple[Action, Any, Any, int, int]]:
+    """Return the copies to the host and back in a row, as `computing` returns the compute actions."""
+    return ((action, start, end, step, 0) for step, (action, start, end) in enumerate(row) if action.op in COPIES)
 
 
 def floats(row: Sequence[Span]) -> Sequence[Span]:

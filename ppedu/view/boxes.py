@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.patheffects import Normal, Stroke
 
-from ppedu.view.look import COLORS, MARK, PATH, ink_on, paler, shade
+from ppedu.view.look import COLORS, MARK, PATH, ends_of, ink_on, paler, shade
 from ppedu.view.model import Box, Panel
 
 LARGEST, SMALLEST = 9.0, 5.0  # points; a text that would be smaller is left out
@@ -63,7 +63,8 @@ class Boxes:
         path = [self.panel.boxes[index] for index in self.panel.path]
         self._draw(path, 1.8, facecolors="none", edgecolors="white", linewidths=1)
         self._draw(path, 0.5, facecolors="none", edgecolors=PATH, linewidths=1.7)
-        hops = [(one, other) for one, other in pairwise(path) if one.rank != other.rank]
+        ranks = self.panel.timeline.schedule.ranks
+        hops = [(one, other) for one, other in pairwise(path) if (one.rank - other.rank) % ranks]
         lines = [[(one.end, self._middle(one)), (other.start, self._middle(other))] for one, other in hops]
         white = [Stroke(linewidth=2.3, foreground="white"), Normal()]
         self.ax.add_collection(LineCollection(lines, colors=PATH, linewidths=1.5, path_effects=white), autolim=False)
@@ -110,12 +111,10 @@ class Boxes:
         self.ax.add_collection(PolyCollection(corners, **style), autolim=False)
 
     def _edges(self, box: Box) -> tuple[float, float]:
-        """Return the y coordinates of a box's top and bottom; the halves of an overlapped pair share its height."""
-        top, bottom = self.ends
-        middle = top + (bottom - top) / 2
-        upper = middle if box.part == 2 else top
-        lower = middle if box.part == 1 else bottom
-        return box.rank + upper, box.rank + lower
+        """Return the y coordinates of a box's top and bottom; see `ends_of`."""
+        ranks = self.panel.timeline.schedule.ranks
+        upper, lower = ends_of(*self.ends, box.part, box.rank >= ranks, self.panel.copies)
+        return box.rank % ranks + upper, box.rank % ranks + lower
 
     def _middle(self, box: Box) -> float:
         return sum(self._edges(box)) / 2

@@ -38,9 +38,10 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
     "latency": ("latency", 0, 2, 0.1, 0),
     "overlap": ("a pair saves", 0, 0.5, 0.01, 0),
     "update": ("U takes", 0, 2, 0.1, 0),
+    "offload": ("a copy, in F", 0, 4, 0.1, 1),
     "memory": ("memory limit", 0, 10**9, 1, 0),  # 0: no limit; the slider ends at what is needed, see `_hungriest`
 }
-COSTS = ("forward", "backward", "weight", "latency", "overlap", "update")
+COSTS = ("forward", "backward", "weight", "latency", "overlap", "update", "offload")
 
 Settings = dict[str, Any]
 
@@ -214,6 +215,8 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
     costs = {"forward": forward, "backward": backward}
     if settings["weight"] != Fraction(1, 2):
         costs["weight"] = backward * settings["weight"]
+    if settings["offload"] != 1:
+        costs["offload"] = forward * settings["offload"]
     if settings["overlap"]:
         costs["overlap"] = (forward + backward) * (1 - settings["overlap"])
     costs |= {name: settings[name] for name in ("latency", "update") if settings[name]}
@@ -284,6 +287,7 @@ def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
             or (key in ("chunks", "slices") and key not in options)
             or (key == "weight" and Op.W not in ops)
             or (key == "update" and Op.U not in ops)
+            or (key == "offload" and Op.O not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
         )
         if has_no_effect:

@@ -6,6 +6,7 @@ from ppedu.core import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
 COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f", Op.R: "#6fa8f5", Op.U: "#8c5230"}
+COLORS |= {Op.O: "#9a6fb0", Op.L: "#c98fa6"}
 NAMES = {
     Op.F: "forward",
     Op.B: "backward",
@@ -13,6 +14,8 @@ NAMES = {
     Op.W: "backward for the weights",
     Op.R: "forward again",
     Op.U: "update of the weights",
+    Op.O: "offload to the host",
+    Op.L: "load from the host",
 }
 MEMORY = "#a99cc4"
 MARK = "#d62f2f"  # an action that differs, or memory above its limit
@@ -29,6 +32,8 @@ LANES = tuple({"top": top, "lane": top, "bottom": top + 0.32, "strip": 0.77, "fl
 BARE_LANES = tuple({"top": top, "bottom": top + 0.42} for top in (0.06, 0.52))
 BARE_ROW = {"top": 0.06, "lane": 0.28, "bottom": 0.94, "strip": 0.94, "floor": 0.94}  # without a memory strip
 
+COPIES = 0.28  # the part of the boxes' height, at its lower end, that a rank's copies to the host and back take
+
 LOOK = {
     "colors": COLORS,
     "names": NAMES,
@@ -38,7 +43,23 @@ LOOK = {
     "pale": PALE,
     "row": ROW,
     "lanes": LANES,
+    "copies": COPIES,
 }
+
+
+def ends_of(top: float, bottom: float, part: int, copied: bool, copies: bool) -> tuple[float, float]:
+    """Return the top and the bottom of a box, between those of its lane.
+
+    Args:
+        part: 1 or 2 for a half of an overlapped pair, otherwise 0.
+        copied, copies: Whether it is a copy to the host or back, and whether the timeline has any.
+    """
+    if copied:
+        return bottom - (bottom - top) * COPIES, bottom
+    if copies:
+        bottom -= (bottom - top) * (COPIES + 0.04)  # and a gap
+    middle = (top + bottom) / 2
+    return (middle if part == 2 else top), (middle if part == 1 else bottom)
 
 
 def shade(op: Op, microbatch: int, chunk: int, chunks: int) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_instance
 from ppedu.sim import Timeline
 from ppedu.sim.per_link import each_link
-from ppedu.sim.rows import computing, floats
+from ppedu.sim.rows import computing, copying, floats
 from ppedu.view.label import encodable, packed
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 from ppedu.view.why import Why, bubble, makespan, peak, peaks
@@ -27,9 +27,9 @@ MOST_PEAKS = 32  # ranks; the rows of more are too low for words beside them
 
 
 class Box(NamedTuple):
-    """A compute action or one half of an overlapped pair. Times count from the timeline's start."""
+    """A compute action, one half of an overlapped pair, or a copy. Times count from the timeline's start."""
 
-    rank: int
+    rank: int  # of a copy to the host or back, ranks + rank
     start: float
     end: float
     op: Op
@@ -131,6 +131,11 @@ class Panel:
         time, share, held = self._numbers_in_words
         return [makespan(self._floats, time), bubble(self.timeline, share), peak(self.timeline, held)]
 
+    @property
+    def copies(self) -> bool:
+        """Whether there are copies to the host or back, which have lanes of their own."""
+        return bool(self.timeline.schedule.offloaded)
+
     @cached_property
     @without_gc()
     def columns(self) -> dict[str, list[Any]]:
@@ -140,8 +145,10 @@ class Panel:
             [holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders
         ]
         columns: dict[str, list[Any]] = {name: [] for name in Box._fields}
-        for rank, row in enumerate(self._floats.rows):
-            found = [*computing(row)]
+        rows = [[*computing(row)] for row in self._floats.rows]
+        if self.copies:
+            rows += [[*copying(row)] for row in self._floats.rows]
+        for rank, found in enumerate(rows):
             if not found:
                 continue
             actions, starts, ends, steps, halves = zip(*found, strict=True)
@@ -157,7 +164,7 @@ class Panel:
                 [chunks[copy][stage] for copy, stage in zip(copies, stages, strict=True)],
                 copies,
                 halves,
-                [int((rank, step) in marked) for step in steps] if marked else [0] * len(found),
+                [int((rank % len(self._floats.rows), step) in marked) for step in steps] if marked else [0] * len(found),
             )
             for column, field in zip(columns.values(), fields, strict=True):
                 column += field
@@ -166,7 +173,7 @@ class Panel:
     @cached_property
     @without_gc()
     def boxes(self) -> list[Box]:
-        """The boxes of all compute actions, rank after rank, in the order in which they run."""
+        """The boxes of all compute actions, rank after rank, in the order in which they run, and then of all copies."""
         return list(map(Box._make, zip(*self.columns.values(), strict=True)))
 
     @cached_property
@@ -180,7 +187,8 @@ class Panel:
         for stage, op in zip(self.columns["stage"], self.columns["op"], strict=True):
             if (stage, op) not in found:
                 middle = 0 if op in (Op.B, Op.I) else placement.slices - 1  # has the neighbor that it may require
-                results = requires(Action(stage, op, middle), placement)
+                restored = [(kind, stage, middle) for kind in "RL" if self.timeline.schedule.restored]
+                results = requires(Action(stage, op, middle), placement, restored=restored)
                 found[stage, op] = [(kind, other, m - middle) for kind, other, m in results]
         return found
 
@@ -194,7 +202,7 @@ class Panel:
     def path(self) -> list[int]:
         """The indices of the boxes on the critical path; an overlapped pair is represented by its first half."""
         drawn = self._floats
-        first: list[list[int]] = [[] for _ in drawn.rows]
+        first: list[list[int]] = [[] for _ in (*drawn.rows, *drawn.rows)]
         for index, (rank, part) in enumerate(zip(self.columns["rank"], self.columns["part"], strict=True)):
             if part < 2:
                 first[rank].append(index)
@@ -262,6 +270,7 @@ class Panel:
             "unit": unit,
             "memory_unit": timeline.costs.memory_unit,
             "ranks": schedule.ranks,
+            "copies": self.copies,
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "slices": schedule.slices,

@@ -110,9 +110,10 @@ def sources(panel: Panel) -> list[list[int]]:
 
 def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:
     """Yield an arrow from the end of each action to the start of the one on another rank that requires its result."""
+    ranks = panel.timeline.schedule.ranks
     for box, found in zip(panel.boxes, sources(panel), strict=True):
         for source in (panel.boxes[index] for index in found):
-            if source.rank != box.rank:
+            if (source.rank - box.rank) % ranks:
                 arrow = {"name": "message", "cat": "message", "id": next(arrows), "pid": pid}
                 # An arrow is attached to the slice that contains its time, so it must begin before its slice ends.
                 begin = max(_microseconds(source.start), _microseconds(source.end) - TICK)

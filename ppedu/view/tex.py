@@ -8,7 +8,7 @@ from math import ceil, floor, log10
 
 from ppedu.core import Op
 from ppedu.view.label import label
-from ppedu.view.look import BARE_LANES, BARE_ROW, MARK, PALE, ink_on, shade
+from ppedu.view.look import BARE_LANES, BARE_ROW, MARK, PALE, ends_of, ink_on, shade
 from ppedu.view.model import Panel, Stack
 
 WIDE = 98  # millimeters, of the time axis; with the names of ranks and of the axis, it fits LaTeX's article
@@ -124,18 +124,18 @@ def _boxes(panel: Panel, colors: Colors, lanes: bool, scale: float, wide: float,
         letters = len(
             str(drawn.timeline.schedule.microbatches - 1)
         )  # of boxes with one width, all have numbers or none
-        middle = (row["top"] + row["bottom"]) / 2
+        ranks = drawn.timeline.schedule.ranks
         for box in sorted(drawn.boxes, key=lambda box: (box.mark, box.copy)):  # edges lie over their neighbors
             style = colors[box.op, shade(box.op, box.microbatch, box.chunk, chunks)]
             if drawn is outline:
                 fill = f"{style}!{100 - 100 * PALE:g}, text=black" if lanes else "none"
                 style += f", draw={style}, fill={fill}"
             style += ", second" * box.copy + ", differs" * box.mark
-            top, bottom = (middle if box.part == 2 else row["top"]), (middle if box.part == 1 else row["bottom"])
+            top, bottom = ends_of(row["top"], row["bottom"], box.part, box.rank >= ranks, drawn.copies)
             left, right = (_number(time * scale) for time in (box.start, box.end))
             size = _size((box.end - box.start) * scale * wide, (bottom - top) * tall, letters)
             node = f" node[{size}] {{{box.microbatch}}}" if size else ""
-            corners = f"({left},{_number(box.rank + top)}) rectangle ({right},{_number(box.rank + bottom)})"
+            corners = f"({left},{_number(box.rank % ranks + top)}) rectangle ({right},{_number(box.rank % ranks + bottom)})"
             yield rf"\path[{style}] {corners}{node};"
 
 

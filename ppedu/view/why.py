@@ -104,10 +104,10 @@ def peaks(timeline: Timeline, ranks: Iterable[int]) -> Iterator[Why]:
     for rank in ranks:
         most, done = timeline.peak_activations[rank], Counter[str]()
         first = max(timeline.memory(rank), key=lambda step: step[1])[0]
-        for action, start, end in timeline.rows[rank]:
+        for action, start, end in (span for span in timeline.rows[rank] if span.action.computes):
             if start > first:
                 break
-            for single in action.singles if action.computes else ():
+            for single in action.singles:
                 if single.op is Op.F or end <= first:
                     done[f"{single.op} {'begun' if single.op is Op.F else 'ended'}"] += 1
         clock = pretty(first - timeline.start, costs.unit)
@@ -126,6 +126,7 @@ def _life(timeline: Timeline) -> str:
         return "F takes it until it ends."
     frees = " or ".join(op for op, backward in (("B", Op.B), ("W", Op.I)) if backward in ops)
     part = "; I frees a part of it before" if Op.I in ops and costs.weight_memory != 1 else ""
+    part += "; O frees it early, and L takes it again" if Op.O in ops else ""
     if costs.recompute or Op.R in ops:
         rest = "R" if Op.R in ops else "its backward"
         return f"F takes the memory of its input, {rest} the rest, and {frees} frees all{part}."

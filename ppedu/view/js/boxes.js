@@ -64,7 +64,7 @@ function paintPixels(context, layout, { look, palette }, boxes) {
   const [from, to] = [layout.left * ratio, layout.right * ratio].map(Math.round);
   const width = to - from;
   const halves = part.some(Boolean) ? 2 : 1; // a line of pixels for each half of an overlapped pair
-  const lines = halves * layout.timeline.data.ranks;
+  const lines = halves * (layout.timeline.rows.length - 1);
   const sums = new Float32Array(width * lines * 4);
   for (const i of boxes) {
     const { rgb } = palette.of(op[i], stage[i], microbatch[i], chunk[i]);
@@ -91,10 +91,11 @@ function paintPixels(context, layout, { look, palette }, boxes) {
   }
   small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
-  const height = ((layout.row.bottom - layout.lane) / halves) * layout.rowHeight;
   for (let line = 0; line < lines; line++) {
-    const y = layout.y(Math.floor(line / halves), layout.lane) + (line % halves) * height;
-    context.drawImage(small.canvas, 0, line, width, 1, from / ratio, y, width / ratio, height);
+    const row = Math.floor(line / halves);
+    const [top, bottom] = layout.ends(row, halves === 2 ? 1 + (line % 2) : 0);
+    const y = layout.y(row % layout.timeline.data.ranks, top);
+    context.drawImage(small.canvas, 0, line, width, 1, from / ratio, y, width / ratio, (bottom - top) * layout.rowHeight);
   }
 }
 

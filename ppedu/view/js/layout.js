@@ -81,7 +81,7 @@ export class Layout {
   }
   /** The middle of a rank's boxes: above it is the first half of an overlapped pair. */
   get middle() {
-    return (this.lane + this.row.bottom) / 2;
+    return (this.lane + this.bottomOfComputations) / 2;
   }
   /**
    * @param {number} i
@@ -90,9 +90,23 @@ export class Layout {
   box(i) {
     const { rank, start, end, part } = this.boxes;
     const left = this.x(start[i]);
-    const top = part[i] === 2 ? this.middle : this.lane;
-    const height = (part[i] === 1 ? this.middle : this.row.bottom) - top;
-    return [left, this.y(rank[i], top), this.x(end[i]) - left, height * this.rowHeight];
+    const [top, bottom] = this.ends(rank[i], part[i]);
+    return [left, this.y(this.timeline.rankOf(i), top), this.x(end[i]) - left, (bottom - top) * this.rowHeight];
+  }
+  /**
+   * The top and the bottom of boxes in a rank's row.
+   * @param {number} rank ranks + rank for its copies
+   * @param {number} part 1 or 2 for a half of an overlapped pair, otherwise 0
+   */
+  ends(rank, part) {
+    const copies = (this.row.bottom - this.lane) * this.look.copies;
+    if (rank >= this.timeline.data.ranks) return [this.row.bottom - copies, this.row.bottom];
+    return [part === 2 ? this.middle : this.lane, part === 1 ? this.middle : this.bottomOfComputations];
+  }
+  /** Where a rank's computations end in its row, above its copies and a gap. */
+  get bottomOfComputations() {
+    const copies = this.timeline.lanes > 1 ? this.look.copies + 0.04 : 0;
+    return this.row.bottom - (this.row.bottom - this.lane) * copies;
   }
   /**
    * Let only what lies on the time axis be painted, until the context is restored.

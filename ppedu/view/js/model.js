@@ -2,7 +2,7 @@
 // Timelines as Python sends them, and what can be looked up in them. It knows neither canvas nor page.
 
 /**
- * @typedef {"F" | "B" | "I" | "W" | "R" | "U"} Op
+ * @typedef {"F" | "B" | "I" | "W" | "R" | "U" | "O" | "L"} Op
  * @typedef {[number, number, number]} Color red, green and blue, each from 0 to 255
  * @typedef {{ left: number, right: number }} View the visible part of the time axis
  *
@@ -18,9 +18,11 @@
  * @property {number} pale how pale boxes of the lower lane are, from 0 to 1
  * @property {Row} row
  * @property {Row[]} lanes the upper and the lower one
+ * @property {number} copies the part of the boxes' height that copies take, if there are any
  * @property {boolean} [plain] whether idle time is painted, and words stand in place of names and numbers
  *
- * @typedef {"rank" | "start" | "end" | "stage" | "microbatch" | "chunk" | "copy" | "part" | "mark"} Column of numbers: `chunk`
+ * @typedef {"rank" | "start" | "end" | "stage" | "microbatch" | "chunk" | "copy" | "part" | "mark"} Column of numbers: `rank` is
+ *   ranks + rank of a copy to the host or back, which has a lane of its own below the rank's other boxes, `chunk`
  *   counts on the rank, `copy` is 1 for the second copy of the model, `part` is 1 or 2 for a half of an overlapped pair,
  *   otherwise 0, and `mark` is 1 where the action is marked
  * @typedef {Uint8Array | Uint16Array | Uint32Array | Float64Array} Numbers
@@ -36,6 +38,7 @@
  * @property {number} tall the height of a rank's row, in pixels
  * @property {string} [row] the word for a row, if it is not "rank"
  * @property {number} ranks
+ * @property {boolean} copies whether there are copies to the host or back
  * @property {number} stages
  * @property {number} microbatches
  * @property {number} makespan
@@ -126,9 +129,10 @@ export class Timeline {
     this.count = op.length;
     const columns = Object.entries(numbers).map(([name, text]) => [name, unpack(text, this.count)]);
     this.boxes = /** @type {Boxes} */ ({ op, ...Object.fromEntries(columns) });
-    this.rows = Array.from({ length: ranks + 1 }, () => 0); // where each rank's boxes begin
+    this.lanes = data.copies ? 2 : 1; // of a rank: its computations, and its copies
+    this.rows = Array.from({ length: ranks * this.lanes + 1 }, () => 0); // where each rank's boxes begin
     for (let i = 0; i < this.count; i++) this.rows[this.boxes.rank[i] + 1] = i + 1;
-    for (let rank = 1; rank <= ranks; rank++) this.rows[rank] = Math.max(this.rows[rank], this.rows[rank - 1]);
+    for (let rank = 1; rank < this.rows.length; rank++) this.rows[rank] = Math.max(this.rows[rank], this.rows[rank - 1]);
     /** @type {[number[], number[]][]} */
     this.curves = []; // what `memory` has found
     /** @type {Gap[]} */
@@ -145,6 +149,14 @@ export class Timeline {
    */
   sequence(m) {
     return Math.floor(m / this.data.slices);
+  }
+
+  /**
+   * The rank of a box, also of a copy.
+   * @param {number} i
+   */
+  rankOf(i) {
+    return this.boxes.rank[i] % this.data.ranks;
   }
 
   /** @param {number} i */
@@ -210,25 +222,29 @@ export class Timeline {
     if (this.curves[rank] || !this.data.memory) return this.curves[rank] ?? [[0], [0]];
     const { one, changes } = this.data.memory;
     const [times, values] = (this.curves[rank] = [[0], [0]]);
-    let held = 0;
+    /** @type {[number, number][]} */
+    const steps = [];
     /** @param {number} time @param {number} change */
-    const add = (time, change) => {
-      if (!change) return;
-      held += change;
-      times.push(time);
-      values.push(held / one);
-    };
+    const add = (time, change) => change && steps.push([time, change]);
     const again = this.data.boxes.op.includes("R");
     /** @param {number} k */
     const change = (k) => {
       const recomputed = again && this.find(`${stage[k]}R${microbatch[k]}`) !== undefined;
       return changes[`${stage[k]}${op[k]}${microbatch[k] % this.data.slices}${recomputed ? "R" : ""}`];
     };
-    for (let i = this.rows[rank]; i < this.rows[rank + 1]; i++) {
-      const last = part[i] === 1 ? i + 1 : i;
-      for (let k = i; k <= last; k++) add(start[k], change(k)[0]);
-      for (let k = i; k <= last; k++) add(end[k], -change(k)[1]);
-      i = last;
+    for (let row = rank; row < this.rows.length - 1; row += this.data.ranks)
+      for (let i = this.rows[row]; i < this.rows[row + 1]; i++) {
+        const last = part[i] === 1 ? i + 1 : i;
+        for (let k = i; k <= last; k++) add(start[k], change(k)[0]);
+        for (let k = i; k <= last; k++) add(end[k], -change(k)[1]);
+        i = last;
+      }
+    if (this.lanes > 1) steps.sort((a, b) => a[0] - b[0] || a[1] - b[1]); // what ends frees its memory for what starts
+    let held = 0;
+    for (const [time, step] of steps) {
+      held += step;
+      times.push(time);
+      values.push(held / one);
     }
     return this.curves[rank];
   }
@@ -267,7 +283,7 @@ export class Timeline {
     const next = this.after(rank, end);
     const sources = next < this.rows[rank + 1] ? this.sources(next) : [];
     const last = sources.toSorted((a, b) => this.boxes.end[b] - this.boxes.end[a])[0];
-    return last === undefined ? rank : this.boxes.rank[last];
+    return last === undefined ? rank : this.rankOf(last);
   }
 
   /**
@@ -276,8 +292,8 @@ export class Timeline {
    */
   visible({ left, right }) {
     const found = [];
-    for (let rank = 0; rank < this.data.ranks; rank++)
-      for (let i = this.after(rank, left); i < this.rows[rank + 1] && this.boxes.start[i] < right; i++) found.push(i);
+    for (let row = 0; row < this.rows.length - 1; row++)
+      for (let i = this.after(row, left); i < this.rows[row + 1] && this.boxes.start[i] < right; i++) found.push(i);
     return found;
   }
 
@@ -310,15 +326,16 @@ export class Timeline {
    * @param {string} beside the same action in the other one, as `when` describes it
    */
   describe(i, names, lane = "", beside = "") {
-    const { rank, start, op, stage, microbatch, part } = this.boxes;
+    const { start, op, stage, microbatch, part } = this.boxes;
+    const own = this.rankOf(i);
     /** @param {number[]} those */
     const list = (those) =>
-      those.map((j) => this.label(j) + (rank[j] === rank[i] ? "" : ` (${this.row} ${rank[j]})`)).join(", ") || "nothing";
+      those.map((j) => this.label(j) + (this.rankOf(j) === own ? "" : ` (${this.row} ${this.rankOf(j)})`)).join(", ") || "nothing";
     return (
-      `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on ${this.row} ${rank[i]}, ` +
+      `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on ${this.row} ${own}, ` +
       `${this.when(i)}${part[i] ? ", overlapped" : ""}. ${beside}` +
       `Requires ${list(this.sources(i))}; required by ${list(this.users(i))}.` +
-      (this.data.memory ? ` While it runs, ${this.row} ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
+      (this.data.memory ? ` While it runs, ${this.row} ${own} holds ${pretty(this.held(own, start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
     );
   }
 
@@ -364,12 +381,13 @@ export class Timeline {
   spell() {
     const { start, end } = this.boxes;
     const lines = [this.data.summary];
-    for (let rank = 0; rank < this.data.ranks; rank++) {
+    for (let rank = 0; rank < this.rows.length - 1; rank++) {
       const own = [];
       // The unusual spaces keep an action and its time on one line.
       for (let i = this.rows[rank]; i < this.rows[rank + 1]; i++)
         own.push(`${this.label(i)}\u00a0${pretty(start[i])}–\u2060${pretty(end[i])}`);
-      lines.push(`${this.row} ${rank}: ${own.join(", ")}`);
+      const copies = rank < this.data.ranks ? "" : " copies";
+      if (own.length || !copies) lines.push(`${this.row} ${rank % this.data.ranks}${copies}: ${own.join(", ")}`);
     }
     return `${lines.join("\n")}\n`;
   }

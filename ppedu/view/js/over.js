@@ -140,13 +140,12 @@ function ring(context, layout, i, line, inside = 0) {
  */
 function paintJourney(context, layout, style, microbatch) {
   const { timeline } = layout;
-  const { rank } = timeline.boxes;
   const journey = timeline.journey(microbatch);
   paintBoxes(context, layout, style, journey);
   context.strokeStyle = style.ink;
   context.lineWidth = 1.3;
   for (const i of journey)
-    for (const source of timeline.sources(i)) if (rank[source] !== rank[i]) connect(context, layout, source, i);
+    for (const source of timeline.sources(i)) if (timeline.rankOf(source) !== timeline.rankOf(i)) connect(context, layout, source, i);
 }
 
 /**
@@ -156,13 +155,14 @@ function paintJourney(context, layout, style, microbatch) {
  * @param {Style} style
  */
 function paintPath(context, layout, { look, paper }) {
-  const { data, boxes } = layout.timeline;
+  const { timeline } = layout;
+  const { data } = timeline;
   for (const [color, wider] of /** @type {[string, number][]} */ ([[paper, 1.8], [look.path, 0]])) {
     context.strokeStyle = color;
     data.path.forEach((i) => ring(context, layout, i, 2 + wider, 0.8));
     context.lineWidth = 1.7 + wider;
     data.path.slice(1).forEach((i, k) => {
-      if (boxes.rank[i] !== boxes.rank[data.path[k]]) connect(context, layout, data.path[k], i);
+      if (timeline.rankOf(i) !== timeline.rankOf(data.path[k])) connect(context, layout, data.path[k], i);
     });
   }
 }

@@ -110,7 +110,9 @@ function point(figure, n, { x, y }) {
   /** @type {Focus | null} */
   let current = null;
   if (rank >= 0 && rank < timeline.data.ranks && x >= layout.left && x <= layout.right) {
-    const i = timeline.at(rank, time, part < middle);
+    const [, end] = (lane ? lower : layout).ends(rank, 0);
+    const copies = timeline.lanes > 1 && part > end;
+    const i = timeline.at(copies ? rank + timeline.data.ranks : rank, time, part < middle);
     const gap = timeline.gaps.find((each) => each.rank === rank && each.start <= time && time < each.end);
     if (i >= 0) current = { panel: n, lane, i };
     else if (gap) current = { panel: n, lane, gap };
@@ -172,16 +174,19 @@ function move(figure, arrow, n, from, i) {
   const { rank, start } = lanes[from].boxes;
   let [lane, next] = [from, 0];
   if (i !== undefined && ["ArrowUp", "ArrowDown"].includes(arrow)) {
-    const row = rank[i] * lanes.length + from + (arrow === "ArrowUp" ? -1 : 1);
-    if (row < 0 || row >= lanes[from].data.ranks * lanes.length) next = i;
-    else {
-      const other = Math.floor(row / lanes.length);
-      lane = row % lanes.length;
-      const { rows, boxes } = lanes[lane];
-      const same = other === rank[i] ? lanes[lane].find(lanes[from].label(i)) : undefined;
-      const near = Math.min(lanes[lane].after(other, start[i]), rows[other + 1] - 1);
-      next = same !== undefined && boxes.rank[same] === other ? same : near;
-    }
+    const { ranks } = lanes[from].data;
+    /** @type {[number, number][]} */
+    const places = []; // each lane, and the rank, or ranks + rank of its copies, from the top
+    for (let each = 0; each < ranks; each++)
+      lanes.forEach(({ rows, lanes: own }, k) => {
+        for (let row = each; row < own * ranks; row += ranks) if (rows[row] < rows[row + 1] || row < ranks) places.push([k, row]);
+      });
+    const here = places.findIndex(([k, row]) => k === from && row === rank[i]);
+    const [there, other] = places[here + (arrow === "ArrowUp" ? -1 : 1)] ?? [from, rank[i]];
+    const { rows, boxes } = lanes[there];
+    const same = other === rank[i] ? lanes[there].find(lanes[from].label(i)) : undefined;
+    const near = Math.min(lanes[there].after(other, start[i]), rows[other + 1] - 1);
+    [lane, next] = [there, same !== undefined && boxes.rank[same] === other ? same : near];
   } else if (i !== undefined) {
     next = i + (arrow === "ArrowLeft" ? -1 : 1);
     if (rank[next] !== rank[i]) next = i;
