@@ -6,7 +6,7 @@ from ppedu.core import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
 COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f", Op.R: "#6fa8f5", Op.U: "#8c5230"}
-COLORS |= {Op.O: "#9a6fb0", Op.L: "#c98fa6"}
+COLORS |= {Op.O: "#56616f", Op.L: "#a9b4c4"}
 NAMES = {
     Op.F: "forward",
     Op.B: "backward",
