@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from ppedu.core import RECEIVE, Action, CommunicationError, F, Op, PipelineError, Result, produces
+from ppedu.core import COPIES, RECEIVE, Action, CommunicationError, F, Op, PipelineError, Result, produces
 from ppedu.engine import clock
 from ppedu.engine.batch import Batch
 from ppedu.engine.program import Program
 from ppedu.engine.ranks.device import own_random
 from ppedu.engine.ranks.versions import profiling
+from ppedu.engine.stages.host import beside
 from ppedu.engine.stages.stage import as_tuple
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ class Step:
         part = self.program.instructions[first:behind]
         for index, (action, computes, ops, receives, ahead, completes) in enumerate(part, first):
             try:
+                if action.op in COPIES:
+                    with beside(self.context.device):
+                        self._start = self.clock.now()
+                        self._run(action)
+                        self.clock.note(action, self._start)
+                    continue
                 if not computes:
                     self._run(action)
                     continue
@@ -281,6 +288,8 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.I: Step.backward,
     Op.W: Step.backward_weight,
     Op.R: Step.forward_again,
+    Op.O: lambda step, action: step.stages[action.stage].host.offload(action.microbatch),
+    Op.L: lambda step, action: step.stages[action.stage].host.load(action.microbatch),
     Op.U: Step.update,
     Op.OVERLAP_F_B: Step.overlapped,
     Op.OVERLAP_B_F: Step.overlapped,

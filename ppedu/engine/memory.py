@@ -14,6 +14,7 @@ from ppedu.core import Action, Op, PipelineError
 from ppedu.core.validate import require_instance
 from ppedu.engine.interpreter import Handler, Step
 from ppedu.engine.pipeline import Pipeline
+from ppedu.engine.stages.host import Kept
 from ppedu.engine.stages.split_backward import as_saved
 from ppedu.engine.stages.watch import storages
 
@@ -46,7 +47,7 @@ class Memory:
         self._step: weakref.ref[Step] | None = None
         self._before = dict(pipeline.handlers)
         self._own: dict[Op, Handler] = {}
-        for op in (Op.F, Op.B, Op.I, Op.W, Op.R):
+        for op in (Op.F, Op.B, Op.I, Op.W, Op.R, Op.O, Op.L):
             self._own[op] = partial(self._measure, inner=self._before.get(op))
             pipeline.on(op, self._own[op])
 
@@ -90,13 +91,6 @@ class Memory:
         self.peak = max(self.peak, self._meter.peak)
 
 
-class Kept:
-    """A tensor that autograd has saved."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor.detach()  # a graph that saves its own output would never be freed
-
-
 class Saved:
     """Counts the bytes of the tensors that stages keep for backwards, and the most of them within an action."""
 
@@ -122,10 +116,14 @@ class Saved:
     def held(self) -> int:
         """Return the bytes that are held now."""
         tensors: list[Any] = [kept.tensor for kept in self._saved]
+        away: list[Any] = []
         for stage in self._step.stages.values():
+            tensors += [kept.tensor for kept in stage.host.saved]
+            away += stage.host.away
             for function in stage.postponed():  # a partial holds the tensors that it will use as its arguments
                 tensors.append(getattr(function, "args", ()))
-        bytes_held = sum(size for place, size in storages(tensors).items() if place not in self._always)
+        others = self._always | storages(away).keys()
+        bytes_held = sum(size for place, size in storages(tensors).items() if place not in others)
         self.peak = max(self.peak, bytes_held)
         return bytes_held
 

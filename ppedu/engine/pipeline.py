@@ -288,7 +288,8 @@ class Pipeline(Context):
                     outputs=outputs and is_last,
                     timed=False,
                     slices=(self.batching.slices or slices) if slices > 1 else 1,
-                    recomputed=program.recomputed[index],
+                    recomputed=program.of(Op.R, index),
+                    offloaded=program.of(Op.O, index),
                 )
             return Step(self, program, batch, kinds, self.steps, training)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -43,7 +42,6 @@ class Program:
         instructions: the rank's order.
         trained: the stages with backwards on the rank.
         fingerprint: equal on ranks with the same schedule.
-        recomputed: by stage, the microbatches whose forward the order runs again.
         delivered: by RECV action, the sends of this rank that have arrived before it. Its sender had received them.
     """
 
@@ -63,9 +61,6 @@ class Program:
                 if single.op in (Op.B, Op.W):
                     last[single.stage] = position
         self.trained = frozenset(last)
-        self.recomputed: defaultdict[int, set[int]] = defaultdict(set)
-        for stage, microbatch in lowered.recomputed:
-            self.recomputed[stage].add(microbatch)
         self.instructions = [
             Instruction(
                 action,
@@ -78,6 +73,10 @@ class Program:
             for index, action in enumerate(self.order)
         ]
         self.delivered = self._deliveries()
+
+    def of(self, op: Op, stage: int) -> frozenset[int]:
+        """Return the microbatches with an R, an O or an L in a stage."""
+        return frozenset(m for s, m in self.lowered.words[op] if s == stage)
 
     @property
     def peers(self) -> set[int]:

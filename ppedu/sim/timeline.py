@@ -113,8 +113,8 @@ class Timeline:
         return tuple(plain(time(row)) for row in self.rows)
 
     def occupies_rank(self, action: Action) -> bool:
-        """Return whether an action's time is its rank's: all of a measured run, but no simulated message or copy."""
-        return action.op not in TRAFFIC | COPIES or self.source != "simulated"
+        """Return whether an action's time is its rank's: all of a measured run but copies, and no simulated message."""
+        return action.op not in COPIES and (action.op not in TRAFFIC or self.source != "simulated")
 
     @property
     def idle(self) -> tuple[Any, ...]:

@@ -164,7 +164,9 @@ class Panel:
                 [chunks[copy][stage] for copy, stage in zip(copies, stages, strict=True)],
                 copies,
                 halves,
-                [int((rank % len(self._floats.rows), step) in marked) for step in steps] if marked else [0] * len(found),
+                [int((rank % len(self._floats.rows), step) in marked) for step in steps]
+                if marked
+                else [0] * len(found),
             )
             for column, field in zip(columns.values(), fields, strict=True):
                 column += field

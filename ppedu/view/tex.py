@@ -135,7 +135,9 @@ def _boxes(panel: Panel, colors: Colors, lanes: bool, scale: float, wide: float,
             left, right = (_number(time * scale) for time in (box.start, box.end))
             size = _size((box.end - box.start) * scale * wide, (bottom - top) * tall, letters)
             node = f" node[{size}] {{{box.microbatch}}}" if size else ""
-            corners = f"({left},{_number(box.rank % ranks + top)}) rectangle ({right},{_number(box.rank % ranks + bottom)})"
+            corners = (
+                f"({left},{_number(box.rank % ranks + top)}) rectangle ({right},{_number(box.rank % ranks + bottom)})"
+            )
             yield rf"\path[{style}] {corners}{node};"
 
 

@@ -10,9 +10,10 @@ import ppedu as pp
 
 
 def named(name, ranks, microbatches):
-    """Return a registered schedule, one that recomputes, or one of the atlas: 'recompute zb-v', 'atlas v 5'."""
-    if name.startswith("recompute"):
-        return pp.recompute(pp.schedule(name.split()[1], ranks, microbatches))
+    """Return a registered schedule, one with R, or O and L, or one of the atlas: 'recompute zb-v', 'atlas v 5'."""
+    if name.startswith(("recompute", "offload")):
+        change, of = name.split()
+        return getattr(pp, change)(pp.schedule(of, ranks, microbatches))
     if not name.startswith("atlas"):
         return pp.schedule(name, ranks, microbatches)
     _, place, memory = name.split()

@@ -68,6 +68,29 @@ for action in pipeline.schedule.order(rank):
     held += changes[action.op]
     assert memory.after[action] == held, action
 """,
+    "copies to the host": """
+# On a CPU, copies end at once: in a simulation, too. A microbatch keeps nothing from O to L.
+whole = [128, 256, 256, 256]
+for name in ["gpipe", "1f1b", "zb-h1"]:
+    for schedule in (pp.offload(pp.schedule(name, 4, 8)), pp.offload(pp.schedule(name, 4, 8), 0.5, 1)):
+        pipeline, memory = measured(schedule)
+        peaks = pp.simulate(schedule, pp.Costs(activation=whole, offload=0)).peak_activations
+        held, most = 0, 0
+        changes = {"F": whole[rank], "O": -whole[rank], "L": whole[rank], "B": -whole[rank]}
+        changes |= {"I": 256 - whole[rank], "W": -256}
+        for action in pipeline.schedule.order(rank):
+            held += changes[action.op]
+            most = max(most, held)
+            assert memory.after[action] == held, (name, action, memory.after[action], held)
+        assert memory.peak == most, (name, memory.peak, most)
+        assert name == "zb-h1" or memory.peak == peaks[rank], (name, memory.peak, peaks)
+        assert not any(stage.host.saved or stage.host.away for stage in pipeline.stages.values())
+# With an R, the input moves.
+schedule = pp.offload(pp.recompute(pp.schedule("1f1b", 4, 8)))
+pipeline, memory = measured(schedule)
+simulated = pp.simulate(schedule, pp.Costs(activation=whole, stage_input=[0, 128, 128, 128], offload=0))
+assert memory.peak == simulated.peak_activations[rank], (memory.peak, simulated.peak_activations)
+""",
     "split backwards": """
 # Between I and W, a stage keeps its input, and the gradient of its matrix product's output.
 for name in ["zb-h1", "zb-interleaved"]:

@@ -75,8 +75,9 @@ def possible(ranks):
 QUICK = [group[0] for group in cases(4, possible(4))]
 QUICK += [(4, "atlas line 3", 8), (4, "atlas v 5", 6), (4, "atlas loop 5", 5), (4, "atlas bidirectional 3", 8)]
 QUICK += [(4, "recompute zb-h2", 8), (4, "recompute zb-v", 5), (4, "recompute dualpipev", 8)]
+QUICK += [(4, "offload zb-h1", 8), (4, "offload dualpipe", 8), (4, "po-f", 8)]
 EVERY = [case for ranks in (2, 4) for group in cases(ranks, possible(ranks)) for case in group]
-EVERY += [case for group in cases(8, ["zb-v", "dualpipe"]) for case in group] + QUICK[-7:]
+EVERY += [case for group in cases(8, ["zb-v", "dualpipe"]) for case in group] + QUICK[-10:]
 
 
 @pytest.fixture(scope="module")

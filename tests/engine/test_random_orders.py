@@ -102,7 +102,7 @@ def placements(draw, microbatches):
 
 @st.composite
 def schedules(draw):
-    """Draw actions in a random order that respects dependencies; some run in pairs, and some forwards again."""
+    """Draw actions in a random order that respects dependencies; some run in pairs, some again, some with copies."""
     microbatches = draw(st.integers(1, 5))
     placement = draw(placements(microbatches))
     random = draw(st.randoms(use_true_random=False))
@@ -123,7 +123,8 @@ def schedules(draw):
         done |= set(taken)
         left = [one for one in left if one not in taken]
     schedule = Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
-    return judge.recompute(random, schedule) if draw(st.booleans()) else schedule
+    schedule = judge.recompute(random, schedule) if draw(st.booleans()) else schedule
+    return judge.offload(random, schedule) if draw(st.booleans()) else schedule
 
 
 def modes():

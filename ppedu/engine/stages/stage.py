@@ -17,6 +17,7 @@ from ppedu.core.validate import require_instance
 from ppedu.engine.clock import Recorder
 from ppedu.engine.ranks.device import home, own_random, random_state, set_random_state
 from ppedu.engine.ranks.versions import gradient_edge, tree_map_only
+from ppedu.engine.stages.host import Host
 from ppedu.engine.stages.past import Past
 from ppedu.engine.stages.split_backward import backward_input, pop_grad
 from ppedu.engine.stages.watch import Watched, storages, watchable
@@ -83,6 +84,7 @@ class Stage:
         timed: bool = True,
         slices: Sequence[int] | int = 1,
         recomputed: Collection[int] = (),
+        offloaded: Collection[int] = (),
     ) -> None:
         """Start a step on these microbatches.
 
@@ -98,6 +100,7 @@ class Stage:
             slices: their number in each sequence, or the tokens of each. If there are several, microbatches are slices.
             recomputed: microbatches of which only the input is kept until `forward_again`, or else until the backward,
                 as with `recompute` that of all.
+            offloaded: microbatches whose activations go to the host and back, by `host.offload` and `host.load`.
         """
         self.inputs, self.targets, self.slices = inputs, targets, slices
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
@@ -106,11 +109,12 @@ class Stage:
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
         self._weighted: list[torch.Tensor] = []  # all losses, each times its microbatch's weight
         self.outputs: dict[int, Any] = {}
-        self._keeps_outputs, self._recomputed = outputs, recomputed
+        self._keeps_outputs, self._recomputed, self._offloaded = outputs, recomputed, offloaded
         self._alone = timed
         if timed:
             self.device = home([self.module], torch.device("cpu"))
         self.clock = Recorder(self.device, timed)
+        self.host = Host(self.device)
         self.held: dict[int, Held] = {}  # by microbatch in flight
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
         self.pasts: dict[int, Past] = {}  # by sequence in flight: what its next slice attends to
@@ -151,7 +155,11 @@ class Stage:
             kind, random = self.device.type, random_state(self.device)
             precision = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             again = partial(self._forward_again, microbatch, xs, keywords, received, random=random, precision=precision)
-        with SAVE_NOTHING if again else nullcontext():
+        host: Any = nullcontext()
+        if microbatch in self._offloaded and torch.is_grad_enabled():
+            own = *self.module.parameters(), *self.module.buffers(), self.inputs, self.targets, keywords
+            host = self.host.keeping(microbatch, xs if received else (), own)
+        with host, SAVE_NOTHING if again else nullcontext():
             y = self._output(xs, keywords, received, needed)
             if self._keeps_outputs:
                 self.outputs[microbatch] = watchable(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
@@ -182,6 +190,7 @@ class Stage:
     def forward_again(self, microbatch: int) -> None:
         """Run a forward again, with the same random numbers, before its backward asks for it."""
         start = self.clock.now()
+        self.host.wait(microbatch)
         self.again.pop(microbatch)()
         self.clock.note(R(self.index, microbatch), start)
 
@@ -345,6 +354,7 @@ class Stage:
 
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[Held, list[Any]]:
         """Return a microbatch's graph, and for each of its edges a gradient; None for that of a loss."""
+        self.host.wait(microbatch)
         if microbatch in self.again:
             self.again.pop(microbatch)()
         graph = self.held.pop(microbatch)
