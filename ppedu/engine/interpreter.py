@@ -200,6 +200,10 @@ class Step:
         self.stages[action.stage].forward_again(action.microbatch)
         self._streams.pop(F(action.stage, action.microbatch), None)  # the graph of R is on the main one
 
+    def copy(self, action: Action) -> None:
+        host = self.stages[action.stage].host
+        (host.offload if action.op == Op.O else host.load)(action.microbatch)
+
     def backward_weight(self, action: Action) -> None:
         self.stages[action.stage].backward_weight(action.microbatch)
         self.context.shards.end_backward(action.stage)
@@ -288,8 +292,8 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.I: Step.backward,
     Op.W: Step.backward_weight,
     Op.R: Step.forward_again,
-    Op.O: lambda step, action: step.stages[action.stage].host.offload(action.microbatch),
-    Op.L: lambda step, action: step.stages[action.stage].host.load(action.microbatch),
+    Op.O: Step.copy,
+    Op.L: Step.copy,
     Op.U: Step.update,
     Op.OVERLAP_F_B: Step.overlapped,
     Op.OVERLAP_B_F: Step.overlapped,

@@ -306,7 +306,7 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule.
 
     Raises:
-        SettingError: It updates its weights before the end.
+        SettingError: It offloads activations, or updates its weights before the end.
         ScheduleError: It is not legal.
         Exception: Whatever its generator raises.
     """
@@ -316,6 +316,8 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
         return alive
     schedule = registered(name, ranks, microbatches, **options)
     schedule.validate()
+    if schedule.offloaded:
+        raise SettingError(f"{name!r} offloads activations (O), as no plan does; take gis, say")
     if schedule.updated:
         raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
     if shared:

@@ -25,7 +25,8 @@ def published(instance: Instance) -> Iterator[Schedule]:
             options = {option: size for option, size in sizes.items() if option in options_of(name)}
             found = registered(name, placement.ranks, instance.microbatches, **options)
             found.validate()
-            others = found.forward_only or found.updated or (found.recomputed and not instance.recompute)
+            again = found.recomputed and not instance.recompute
+            others = found.forward_only or found.updated or found.offloaded or again
             if others or (found.placement.holders, found.slices) != (placement.holders, placement.slices):
                 continue
             orders = tuple(tuple(_adapted(instance, order)) for order in found.orders)

@@ -98,7 +98,7 @@ def recomputes_too_late(schedule, rank):
 
 
 def copies_wrongly(schedule, rank):
-    """Return whether a copy to the host has none back, or the other way round, or both do not precede their use."""
+    """Return whether a copy to the host comes without one back, or the other way round, or they are not in time."""
     places = {}
     for index, single in enumerate(single for action in schedule.orders[rank] for single in action.singles):
         places.setdefault(single, index)

@@ -41,7 +41,7 @@ class Host:
 
     @property
     def away(self) -> list[torch.Tensor]:
-        """What is on the host now."""
+        """The tensors that are on the host now."""
         return [each.tensor for microbatch in self._away for each in self._kept[microbatch]]
 
     @contextmanager
