@@ -112,8 +112,8 @@ class Boxes:
 
     def _edges(self, box: Box) -> tuple[float, float]:
         """Return the y coordinates of a box's top and bottom; see `ends_of`."""
-        ranks = self.panel.timeline.schedule.ranks
-        upper, lower = ends_of(*self.ends, box.part, box.rank >= ranks, self.panel.copies)
+        ranks, copies = self.panel.timeline.schedule.ranks, bool(self.panel.timeline.schedule.offloaded)
+        upper, lower = ends_of(*self.ends, box.part, box.rank >= ranks, copies)
         return box.rank % ranks + upper, box.rank % ranks + lower
 
     def _middle(self, box: Box) -> float:

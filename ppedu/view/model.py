@@ -131,11 +131,6 @@ class Panel:
         time, share, held = self._numbers_in_words
         return [makespan(self._floats, time), bubble(self.timeline, share), peak(self.timeline, held)]
 
-    @property
-    def copies(self) -> bool:
-        """Whether there are copies to the host or back, which have lanes of their own."""
-        return bool(self.timeline.schedule.offloaded)
-
     @cached_property
     @without_gc()
     def columns(self) -> dict[str, list[Any]]:
@@ -145,10 +140,8 @@ class Panel:
             [holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders
         ]
         columns: dict[str, list[Any]] = {name: [] for name in Box._fields}
-        rows = [[*computing(row)] for row in self._floats.rows]
-        if self.copies:
-            rows += [[*copying(row)] for row in self._floats.rows]
-        for rank, found in enumerate(rows):
+        lanes = (computing, copying) if self.timeline.schedule.offloaded else (computing,)
+        for rank, found in enumerate([*lane(row)] for lane in lanes for row in self._floats.rows):
             if not found:
                 continue
             actions, starts, ends, steps, halves = zip(*found, strict=True)
@@ -164,9 +157,7 @@ class Panel:
                 [chunks[copy][stage] for copy, stage in zip(copies, stages, strict=True)],
                 copies,
                 halves,
-                [int((rank % len(self._floats.rows), step) in marked) for step in steps]
-                if marked
-                else [0] * len(found),
+                [int((rank % placement.ranks, step) in marked) for step in steps] if marked else [0] * len(found),
             )
             for column, field in zip(columns.values(), fields, strict=True):
                 column += field
@@ -184,13 +175,12 @@ class Panel:
 
         Of slices, -1 stands for the slice before, and 1 for the one after, if the sequence has it.
         """
-        placement = self.timeline.schedule.placement
+        placement, kinds = self.timeline.schedule.placement, {kind for kind, *_ in self.timeline.schedule.restored}
         found: dict[tuple[int, Op], list[tuple[str, int, int]]] = {}
         for stage, op in zip(self.columns["stage"], self.columns["op"], strict=True):
             if (stage, op) not in found:
                 middle = 0 if op in (Op.B, Op.I) else placement.slices - 1  # has the neighbor that it may require
-                restored = [(kind, stage, middle) for kind in "RL" if self.timeline.schedule.restored]
-                results = requires(Action(stage, op, middle), placement, restored=restored)
+                results = requires(Action(stage, op, middle), placement, restored=[(k, stage, middle) for k in kinds])
                 found[stage, op] = [(kind, other, m - middle) for kind, other, m in results]
         return found
 
@@ -272,7 +262,7 @@ class Panel:
             "unit": unit,
             "memory_unit": timeline.costs.memory_unit,
             "ranks": schedule.ranks,
-            "copies": self.copies,
+            "copies": bool(schedule.offloaded),
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "slices": schedule.slices,

@@ -124,14 +124,14 @@ def _boxes(panel: Panel, colors: Colors, lanes: bool, scale: float, wide: float,
         letters = len(
             str(drawn.timeline.schedule.microbatches - 1)
         )  # of boxes with one width, all have numbers or none
-        ranks = drawn.timeline.schedule.ranks
+        ranks, copies = drawn.timeline.schedule.ranks, bool(drawn.timeline.schedule.offloaded)
         for box in sorted(drawn.boxes, key=lambda box: (box.mark, box.copy)):  # edges lie over their neighbors
             style = colors[box.op, shade(box.op, box.microbatch, box.chunk, chunks)]
             if drawn is outline:
                 fill = f"{style}!{100 - 100 * PALE:g}, text=black" if lanes else "none"
                 style += f", draw={style}, fill={fill}"
             style += ", second" * box.copy + ", differs" * box.mark
-            top, bottom = ends_of(row["top"], row["bottom"], box.part, box.rank >= ranks, drawn.copies)
+            top, bottom = ends_of(row["top"], row["bottom"], box.part, box.rank >= ranks, copies)
             left, right = (_number(time * scale) for time in (box.start, box.end))
             size = _size((box.end - box.start) * scale * wide, (bottom - top) * tall, letters)
             node = f" node[{size}] {{{box.microbatch}}}" if size else ""

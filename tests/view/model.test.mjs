@@ -104,3 +104,31 @@ test("the boxes in view overlap it", () => {
 test("what is held changes at the curve's times", () => {
   assert.deepEqual([-1, 0, 1, 6.9, 9].map((time) => gpipe().held(0, time)), [0, 1, 2, 2, 0]);
 });
+
+test("copies have rows of their own, and free memory while activations are on the host", () => {
+  const timeline = new Timeline({
+    ranks: 1,
+    copies: true,
+    slices: 1,
+    unit: "",
+    memory_unit: "",
+    boxes: {
+      rank: packed([0, 0, 0, 0, 1, 1]),
+      stage: packed([0, 0, 0, 0, 0, 0]),
+      start: packed([0, 1, 5, 7, 1, 3]),
+      end: packed([1, 2, 7, 9, 3, 5]),
+      op: "FFBBOL",
+      microbatch: packed([0, 1, 0, 1, 0, 0]),
+      part: "",
+    },
+    needs: { "0F": [], "0B": [["F", 0, 0], ["L", 0, 0]], "0O": [["F", 0, 0]], "0L": [["O", 0, 0]] },
+    gaps: [],
+    memory: { one: 1, changes: { "0F0": [1, 0], "0B0": [0, 1], "0O0": [0, 1], "0L0": [1, 0] } },
+    outline: null,
+  });
+  assert.deepEqual(timeline.memory(0), [[0, 0, 1, 3, 3, 7, 9], [0, 1, 2, 1, 2, 1, 0]]);
+  assert.deepEqual(timeline.visible({ left: 0, right: 9 }), [0, 1, 2, 3, 4, 5]);
+  assert.equal(timeline.label(timeline.at(1, 2)), "0O0");
+  assert.deepEqual(timeline.sources(2).map((i) => timeline.label(i)), ["0F0", "0L0"]);
+  assert.match(timeline.describe(5, { L: "load" }), /^0L0: load of microbatch 0 in stage 0, on rank 0, 3–5\. Requires 0O0; required by 0B0\./);
+});
