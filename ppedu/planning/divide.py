@@ -20,10 +20,10 @@ from ppedu.core.validate import require_count
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import MOST, require_amount
-from ppedu.planning.plan import GB, Plan
+from ppedu.planning.plan import Plan
 from ppedu.planning.planner import MOST_RANKS, legal, plan
 from ppedu.planning.presets import machine_named, model_named
-from ppedu.planning.reasons import ShortageError
+from ppedu.planning.reasons import GB, ShortageError
 
 FIRST = ("1f1b", "zb-v")  # the schedules by which divisions are compared before the best are planned
 PROMISING = 3  # divisions that are planned with all schedules

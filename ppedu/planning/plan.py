@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING
 
 from ppedu.core.numeric import Number, plural
 from ppedu.core.tables import LINE, in_html, in_text
-from ppedu.planning.partition import KINDS
-from ppedu.zoo.registry import require_registered
+from ppedu.planning.findings import findings
+from ppedu.planning.reasons import GB, joined
 
 if TYPE_CHECKING:
     from ppedu.planning.choice import Choice, Workload
     from ppedu.search.optimal import Found
 
-GB = 1e9
 SHOWN = 8  # choices in the printed table
 LISTED = 16  # ranks in the printed partition
 ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule decides
-LARGE = 6  # choices that do not fit, in a finding
-WORTH_A_WORD = 0.005  # the part of all ranks' time that a cause of the bubble takes
 SHARED = ("nothing", "the optimizer", "gradients and optimizer", "weights, gradients and optimizer")  # by ZeRO's stage
 INTERRUPTED = "The search was interrupted, or its time was over; a longer one may find better partitions."
-HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
 @dataclass(frozen=True)
@@ -70,59 +66,7 @@ class Plan:
     @property
     def findings(self) -> list[str]:
         """The reasons for the best choice, and its limits, in sentences."""
-        return [*self._findings()]
-
-    def _findings(self) -> Iterator[str]:
-        best, pieces, node, gpus = self.best, self.job.pieces.pieces, self.job.machine.node, self.job.pieces.gpus
-        causes = best.timeline().causes()
-        messages, imbalance = causes.get("communication", 0.0), causes.get("imbalance", 0.0)
-        if messages > max(WORTH_A_WORD, best.bubble / 2):
-            yield (
-                f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer "
-                "ranks would help more than another schedule"
-            )
-        if self.job.machine.bandwidth is not None and not self.job.pieces.message and self.job.ranks > 1:
-            yield (
-                "messages take their latency alone: the model does not say how many bytes a stage sends; give them, as "
-                "in Model.measured(…, message=67e6)"
-            )
-        if node and gpus > node:
-            yield f"the {gpus} GPUs that split a stage are in several nodes of {node}, with slower links between them"
-        if imbalance > WORTH_A_WORD:
-            times = [piece.forward + piece.backward for piece in pieces]
-            usual, longest = sorted(times)[len(times) // 2], max(times)
-            found = f"stages of equal length would save {imbalance * 100:.1f} points of the {best.bubble:.1%} bubble"
-            if usual and longest >= HEAVY * usual and imbalance > best.bubble / 4:
-                name = pieces[times.index(longest)].name
-                advice = "shard the vocabulary first (arXiv 2411.05288)" if name == "head" else "split it first"
-                found += f": the {name} takes as long as {longest / usual:.1f} layers; {advice}"
-            yield found
-        sizes = best.memory
-        rank = max(range(len(sizes)), key=sizes.__getitem__)
-        parts = ", ".join(
-            f"{kind} {best.kinds[rank][kind] / GB:.1f}" for kind in KINDS if best.kinds[rank][kind] >= GB / 20
-        )
-        if parts:
-            yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
-        if best.slices:
-            facts = require_registered(best.schedule.name).facts
-            yield (
-                f"Megatron-LM and torchtitan do not cut sequences; ppedu's Pipeline does, with "
-                f"Batching(slices={best.slices}), for stages that take a past. {facts.used if facts else ''}"
-            ).rstrip(". ")
-        if best.schedule.placement.copies > 1:
-            sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
-            counts = "leave out" if best.after is None else "count"
-            yield (
-                f"the times {counts} that {best.schedule.name}'s two copies of the model add up their gradients after "
-                f"the step: up to {max(sent):.1f} GB to send, on rank {sent.index(max(sent))}"
-            )
-        if len(self.choices) > 1 and not self.choices[1].excess:
-            yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
-        too_large = [f"{each.name} ({float(max(each.memory)) / GB:.0f} GB)" for each in self.choices if each.excess]
-        if too_large:
-            more = f"; and {len(too_large) - LARGE} more" if len(too_large) > LARGE else ""
-            yield f"too large: {'; '.join(too_large[:LARGE])}{more}"
+        return [*map(joined, findings(self))]
 
     def rows(self, count: int) -> Iterator[Sequence[str]]:
         """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""

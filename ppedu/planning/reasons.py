@@ -14,6 +14,7 @@ from ppedu.planning.choice import Choice, Workload
 from ppedu.zoo import schedule as registered
 
 GB = 1e9
+Sentence = list[str | tuple[str, list[str]]]  # a number comes with the sentences that say where it is from
 
 
 class ShortageError(SettingError):
@@ -100,32 +101,47 @@ def _fits_on(job: Workload, ranks: int, microbatches: int) -> bool:
 def explained(choices: Sequence[Choice], unit: str) -> list[Choice]:
     """Return the choices, each with the reason why it is not the best, the first one."""
     best, *others = choices
-    return [best, *(replace(each, why=_why(each, best, unit)) for each in others)]
+    return [best, *(replace(each, why=joined(compared(each, best, unit))) for each in others)]
 
 
-def _why(choice: Choice, best: Choice, unit: str) -> str:
+def joined(sentence: Sentence) -> str:
+    """Return a sentence as text."""
+    return "".join(part if isinstance(part, str) else part[0] for part in sentence)
+
+
+def compared(choice: Choice, best: Choice, unit: str) -> Sentence:
+    """Return how a choice differs from the best, after its name."""
     if choice.excess:
         rank = max(range(len(choice.kinds)), key=choice.memory.__getitem__)
         size = f"{float(choice.memory[rank]) / GB:.1f} GB on rank {rank}"
-        return f"needs {size}, {float(choice.excess) / GB:.1f} GB too many"
-    more_memory = (max(choice.memory) - max(best.memory)) / GB
-    if choice.longer(best) < -0.0005:
-        return f"takes {-choice.longer(best):.1%} less, and needs {float(more_memory):.1f} GB more"
-    if choice.longer(best) < 0.0005:
-        return "takes as long"
-    scale = best.microbatches / choice.microbatches  # per microbatch, if the numbers differ
-    works = choice.busiest * scale - best.busiest
-    waits = (choice.step_time - choice.busiest) * scale - (best.step_time - best.busiest)
-    after = (choice.after or 0) * scale - (best.after or 0)
+        return [f"needs {size}, {float(choice.excess) / GB:.1f} GB too many"]
+    longer = choice.longer(best)
+    if -0.0005 <= longer < 0.0005:
+        return ["takes as long"]
+
+    def each(time: Callable[[Choice], Any], what: str) -> tuple[Any, list[str]]:
+        """Return how much more a choice takes for the best's microbatches, and of what."""
+        mine, others = time(choice) * best.microbatches / choice.microbatches, time(best)
+        scaled = f", for {best.microbatches} microbatches" if best.microbatches != choice.microbatches else ""
+        return mine - others, [f"{what}{scaled}: {pretty(mine, unit)}, and {pretty(others, unit)} with {best.name}."]
+
+    whole = each(lambda one: one.whole, "The step with gradients and optimizer")[1]
+    if longer < 0:
+        sizes = [float(max(one.memory)) / GB for one in (choice, best)]
+        fullest = [f"The fullest rank: {sizes[0]:.1f} GB, and {sizes[1]:.1f} GB with {best.name}."]
+        more = f"{sizes[0] - sizes[1]:.1f} GB"
+        return ["takes ", (f"{-longer:.1%}", whole), " less, and needs ", (more, fullest), " more"]
     tiny = best.step_time / 5000
-    more = f"works {_more(works, unit, tiny)} and waits {_more(waits, unit, tiny)}"
-    if abs(after) > tiny:
-        more += f"; gradients and optimizer take {_more(after, unit, tiny)}"
-    return f"takes {float(choice.longer(best)):.1%} longer: its busiest rank {more}"
 
+    def more_of(found: tuple[Any, list[str]]) -> Sentence:
+        time, said = found
+        if abs(time) <= tiny:
+            return ["as long"]
+        return [(pretty(abs(time), unit), said), " longer" if time > 0 else " less"]
 
-def _more(time: Any, unit: str, tiny: Any) -> str:
-    """Return a difference of times in words."""
-    if abs(time) <= tiny:
-        return "as long"
-    return f"{pretty(abs(time), unit)} {'longer' if time > 0 else 'less'}"
+    works = each(lambda one: one.busiest, "The busiest rank works")
+    waits = each(lambda one: one.step_time - one.busiest, "The busiest rank waits")
+    after = each(lambda one: one.after or 0, "Gradients and optimizer add to the step")
+    said: Sentence = ["takes ", (f"{longer:.1%}", whole), " longer: its busiest rank works "]
+    said += [*more_of(works), " and waits ", *more_of(waits)]
+    return [*said, "; gradients and optimizer take ", *more_of(after)] if abs(after[0]) > tiny else said

@@ -60,15 +60,19 @@ class Found:
         """By what fraction the makespan exceeds the bound; what rounding the times to ticks has cost is included."""
         return float(self.makespan / self.bound - 1) if self.bound else 0.0
 
+    @property
+    def state(self) -> str:
+        """What is known of the best schedule, and what shows it, in words."""
+        known = "optimal" if self.status == "optimal" else f"feasible, at most {self.gap:.1%} above the best"
+        if self.status == "optimal" and self.instance.error:
+            known += f", up to {self.gap:.1%} of rounding"
+        return f"{known} ({' and '.join(self.proofs)})"
+
     def __str__(self) -> str:
         instance = self.instance
         memory = "" if instance.memory is None else f", memory {pretty(instance.memory)}"
-        state = "optimal" if self.status == "optimal" else f"feasible, at most {self.gap:.1%} above the best"
-        if self.status == "optimal" and instance.error:
-            state += f", up to {self.gap:.1%} of rounding"
         makespan = pretty(self.makespan, instance.costs.unit)
-        proofs = " and ".join(self.proofs)
-        return f"{instance}{memory}: makespan {makespan}, {state} ({proofs}); {self.seconds:.1f} s"
+        return f"{instance}{memory}: makespan {makespan}, {self.state}; {self.seconds:.1f} s"
 
     __repr__ = __str__
 

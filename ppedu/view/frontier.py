@@ -8,6 +8,7 @@ from ppedu.core.numeric import pretty
 from ppedu.search.frontier import Frontier
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
+from ppedu.view.why import PROOFS, Told, makespan, peak, why
 
 COLORS = "Blue: proven best; orange: best found; gray: published. Click a point for its timeline."
 
@@ -39,17 +40,23 @@ class Chart(Interactive):
             found = index < len(frontier.found)
             kind = f"{name if found else 'published'}{' chosen' if index == self.chosen else ''}"
             points.append(["" if found else name, float(memory), float(value), kind])
-        return {**super().state(), "points": points, "axis": "makespan", "note": f"{self._note()}. {COLORS}"}
+        return {**super().state(), "points": points, "axis": "makespan", "note": [*self._note(), f". {COLORS}"]}
 
-    def _note(self) -> str:
+    def _note(self) -> Told:
+        """Return what is known of the chosen schedule."""
         frontier = self.frontier
+        name, memory, _, timeline = frontier.points[self.chosen]
+        held = peak(timeline, pretty(memory))
         if self.chosen < len(frontier.found):
-            return str(frontier.found[self.chosen])
-        name, memory, value, _ = frontier.points[self.chosen]
-        better = [each for each in frontier.found if max(each.timeline.peak_activations) <= memory]
-        best = min((each.makespan for each in better), default=None)
-        beside = "" if best is None else f"; the best in this memory takes {pretty(best)}"
-        return f"{name}: {pretty(value)} in a memory of {pretty(memory)}{beside}"
+            found = frontier.found[self.chosen]
+            held = held._replace(words=["What the search allows each rank to hold.", *held.words])
+            least = f"No schedule is shorter than {pretty(found.bound, timeline.costs.unit)}."
+            proven = why(found.state, [least, *(PROOFS[each] for each in found.proofs)])
+            return [f"{found.instance}, memory ", held, ": makespan ", makespan(timeline), ", ", proven]
+        told: Told = [f"{name}: ", makespan(timeline), " in a memory of ", held]
+        better = [each.timeline for each in frontier.found if max(each.timeline.peak_activations) <= memory]
+        best = min(better, key=lambda each: each.makespan, default=None)
+        return told if best is None else [*told, "; the best in this memory takes ", makespan(best)]
 
     def text(self) -> str:
         return str(self.frontier)

@@ -28,6 +28,11 @@ CAUSES = {
     "variation": "what microbatches, or slices, that all take the mean time would save",
     "communication": "what messages that take no time would save",
 }
+PROOFS = {
+    "bound": "A formula gives a makespan below which no schedule of this size is possible.",
+    "intervals": "Intervals: a solver with a start time for each action showed that no schedule is shorter.",
+    "counters": "Counters: so did one that only counts the actions begun until each moment.",
+}
 LISTED = 16  # ranks
 
 

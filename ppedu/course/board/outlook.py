@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ppedu.core import Action, I, Op, Result, W, produces, requires
-from ppedu.core.numeric import by_microbatch, ratio
+from ppedu.core.numeric import by_microbatch, pretty, ratio
 from ppedu.course.board.board import Board
 
 
@@ -14,7 +14,7 @@ class Forecast(NamedTuple):
     """The consequences of an action that is placed next.
 
     `start` and `end` are its times. Whatever is placed behind it, the complete board has at least this makespan, this
-    bubble and this peak of activations on a rank.
+    bubble and this peak of activations on a rank; `reasons` says why, in a sentence for each of these three.
     """
 
     start: Any
@@ -22,6 +22,7 @@ class Forecast(NamedTuple):
     makespan: Any
     bubble: float
     peak: Any
+    reasons: tuple[str, str, str]
 
 
 class Outlook:
@@ -50,13 +51,19 @@ class Outlook:
         times = self._paired if action.parts else self._alone
         start = board.could_start(action)
         end = start + sum(_time(times, single) for single in action.singles)
-        makespan = max(board.timeline.makespan, end, self._bound(action, rank, end))
+        done = max(board.timeline.makespan, end)
+        bounds = [(done, "What is placed ends at {}.", done), *self._bounds(action, rank, end)]
+        makespan, reason, *others = max(bounds, key=lambda bound: bound[0])
         total = board.ranks * makespan
         bubble = float(max(0, 1 - ratio(self._most_busy, total))) if total else 0.0
-        return Forecast(start, end, makespan, bubble, max(self._peak, board.held_with(action)))
+        idle = f"All ranks work for {pretty(self._most_busy)} of {board.ranks} × {pretty(makespan)} = {pretty(total)}."
+        held = board.held_with(action)
+        most = f"Rank {rank} would hold {pretty(held)}." if held > self._peak else "As much as a rank has held before."
+        reasons = reason.format(*map(pretty, others)), idle, most
+        return Forecast(start, end, makespan, bubble, max(self._peak, held), reasons)
 
-    def _bound(self, action: Action, rank: int, end: Any) -> Any:
-        """Return what the actions that are left after `action` add up to at least; it ends on its rank at `end`."""
+    def _bounds(self, action: Action, rank: int, end: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield what the actions left after `action` add up to at least, a reason, and the numbers in it."""
         board = self.board
         free = [row[-1].end if row else 0 for row in board.timeline.rows]
         free[rank] = end
@@ -80,15 +87,18 @@ class Outlook:
             for result in self._needs(each):
                 delay = board.costs.delay(ready[result][1], board.rank(each))
                 tails[result] = max(tails.get(result, 0), delay + way)
-        bounds = [heads[each] + self._step(each) + after[each] for each in left]
+        for each in left:
+            rest = self._step(each) + after[each]
+            reason = f"{each} cannot start before {{}}. It and what its microbatch needs after it take {{}}."
+            yield heads[each] + rest, reason, heads[each], rest
         for here in range(board.ranks):
             work, rest = 0, None
             own = [each for each in left if board.rank(each) == here]
             for each in sorted(own, key=heads.__getitem__, reverse=True):
                 work += min(self._works(each))
                 rest = after[each] if rest is None else min(rest, after[each])
-                bounds.append(heads[each] + work + rest)
-        return max(bounds, default=0)
+                reason = f"From {{}} on, rank {here} has work for {{}}, and what follows on other ranks takes {{}}."
+                yield heads[each] + work + rest, reason, heads[each], work, rest
 
     def _left_after(self, action: Action) -> list[Action]:
         """Return the actions that are left after `action`, each after those that it requires."""

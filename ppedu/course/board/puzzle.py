@@ -20,7 +20,7 @@ from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.link import PLAYGROUND, encode
 from ppedu.view.model import Data, Panel
-from ppedu.view.why import Why, makespan
+from ppedu.view.why import Told, Why, makespan, why
 
 READY = "(What you have built is board.schedule, a schedule like any other.)"
 
@@ -231,18 +231,20 @@ class Puzzle(Interactive):
         """
         named = "+".join(map(str, action.singles)), "+".join(single.op for single in action.singles)
         if not left:
-            return [str(action), *named, False, "", None]
+            return [str(action), *named, False, [], None]
         if refusal := self.board.why_not(action):
-            return [str(action), *named, True, f"{refusal[0].upper()}{refusal[1:]}.", None]
-        start, end, makespan, bubble, peak = outlook.after(action)
-        over = makespan - self.level.par.makespan
-        par = f" ({pretty(over)} over par)" if over > 0 else ""
-        said = (
+            return [str(action), *named, True, [f"{refusal[0].upper()}{refusal[1:]}."], None]
+        start, end, least, bubble, peak, (how, idle, held) = outlook.after(action)
+        over = least - self.level.par.makespan
+        told: Told = [
             f"{named[0]} would run {pretty(start)}–{pretty(end)} on rank {self.board.rank(action)}. "
-            f"With the rest after it, at least: makespan {pretty(makespan)}{par}, bubble {bubble:.1%}, "
-            f"peak {pretty(peak)}."
-        )
-        return [str(action), *named, True, said, [float(start), float(end), over > 0]]
+            "With the rest after it, at least: makespan ",
+            why(pretty(least), [how]),
+        ]
+        if over > 0:
+            told += [" (", why(f"{pretty(over)} over par", [f"Par is {pretty(self.level.par.makespan)}."]), ")"]
+        told += [", bubble ", why(f"{bubble:.1%}", [idle]), ", peak ", why(pretty(peak), [held]), "."]
+        return [str(action), *named, True, told, [float(start), float(end), over > 0]]
 
     def _open_pairs(self, rank: int) -> list[Action]:
         """Return the overlapped pairs that can be placed next on a rank, of each stage's first microbatches only.

@@ -4,23 +4,24 @@
 import { insideBlock } from "./block.js";
 import { button, code, element, options } from "./elements.js";
 import { Figure } from "./figure.js";
-import { tell } from "./why.js";
+import { tell, textOf } from "./why.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
  * @typedef {import("./model.js").Op} Op
  * @typedef {import("./model.js").Stack} Stack
+ * @typedef {import("./why.js").Part} Part
  * @typedef {import("./widgets.js").Send} Send
  * @typedef {import("./widgets.js").Widget} Widget
  *
- * @typedef {[string, string, string, boolean, string, [number, number, boolean] | null]} Slot the action, its label, the ops
+ * @typedef {[string, string, string, boolean, Part[], [number, number, boolean] | null]} Slot the action, its label, the ops
  *   that color it, whether it is left, what placing it leads to, and start, end and whether par is lost, if it can be placed
  *
  * @typedef {object} Board
  * @property {[string, string][]} levels names and titles
  * @property {string} level
  * @property {string[]} can
- * @property {import("./why.js").Part[]} goal
+ * @property {Part[]} goal
  * @property {string} best
  * @property {string} rules
  * @property {string} note
@@ -34,6 +35,7 @@ import { tell } from "./why.js";
 
 const COMMANDS = { undo: "Control+Z", redo: "Control+Shift+Z", reset: "", repeat: "R", hint: "", finish: "" };
 const LABELS = { repeat: "repeat the marked block, or the last microbatch", finish: "finish it for me" };
+const RESTS = 60; // milliseconds
 const GUIDE =
   "Point at an action to see what it leads to. With Shift, or M, it is placed with all that can follow of its microbatch. " +
   "In the timeline, Shift and drag, or Shift and the arrow keys, marks a block; R repeats it.";
@@ -60,6 +62,7 @@ export function puzzle(root, look, send) {
   const figure = new Figure(root, look);
   figure.repeat = repeat;
   const { holder, text } = code(root, "the code for this schedule");
+  let resting = 0; // the timer of what happens when the pointer has rested
   let placing = ""; // the action that was sent; a second click before the answer must not place another one
   /** @type {Map<string, Slot>} */
   let slots = new Map();
@@ -102,18 +105,28 @@ export function puzzle(root, look, send) {
     if (event.key === "m" && !event.ctrlKey && !event.metaKey && !event.altKey && action) place(action, true);
     if (next) event.preventDefault();
   });
-  for (const type of ["pointerover", "focusin"]) trays.addEventListener(type, ({ target }) => preview(target));
-  for (const type of ["pointerleave", "focusout"]) trays.addEventListener(type, () => preview(null));
+  trays.addEventListener("focusin", ({ target }) => preview(target));
+  trays.addEventListener("focusout", () => preview(null));
+  // The words stay, so that their numbers can be clicked: on its way there, a pointer does not rest on other actions.
+  trays.addEventListener("pointerover", ({ target }) => cost.querySelector(":popover-open") || later(target));
+  trays.addEventListener("pointerleave", () => later(null));
+
+  const later = (/** @type {EventTarget | null} */ target) => {
+    clearTimeout(resting);
+    resting = setTimeout(preview, RESTS, target);
+  };
 
   /**
-   * Show what placing an action leads to, and its box where it would be.
+   * Show what placing an action leads to, and its box where it would be, or no box.
    * @param {EventTarget | null} target the button of the action
    */
   function preview(target) {
     const of = target instanceof Element ? target.closest("button") : null;
     const [, label, ops, , words, times] = slots.get(of?.dataset.place ?? "") ?? [];
-    cost.textContent = words || GUIDE;
-    cost.classList.toggle("ppedu-over", !!times?.[2]);
+    if (of) {
+      cost.replaceChildren(...tell(words?.length ? words : GUIDE));
+      cost.classList.toggle("ppedu-over", !!times?.[2]);
+    }
     const [start, end, lost] = times ?? [0, 0, false];
     const color = look.colors[/** @type {Op} */ (ops?.[0] ?? "F")];
     figure.set({ ghost: times ? { rank: Number(of?.dataset.rank), start, end, label: label ?? "", color, lost } : null });
@@ -153,7 +166,7 @@ export function puzzle(root, look, send) {
     /** @param {MouseEvent} event */
     const onclick = ({ shiftKey }) => place(action, shiftKey !== whole.checked);
     const lost = times?.[2] ? "ppedu-lost" : null;
-    const about = { "aria-label": `place ${action}`, "aria-description": words || null };
+    const about = { "aria-label": `place ${action}`, "aria-description": words.map(textOf).join("") || null };
     const attributes = { ...about, "data-place": action, "data-rank": rank, class: lost, style, disabled: !left, onclick };
     return element("button", { type: "button", ...attributes }, label);
   }
@@ -175,6 +188,8 @@ export function puzzle(root, look, send) {
     const active = focusedBeside(trays);
     const focused = active instanceof HTMLElement ? active.dataset.place : undefined;
     preview(null);
+    cost.textContent = GUIDE;
+    cost.classList.remove("ppedu-over");
     slots = new Map();
     trays.replaceChildren(...state.trays.map(trayOf));
     if (focused) {

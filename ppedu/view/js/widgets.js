@@ -18,7 +18,7 @@ import { tell } from "./why.js";
  * @property {(answer: any) => void} [receive] handle a message from Python
  *
  * @typedef {Stack & { table: import("./why.js").Part[][], points: [string, number, number][] }} CompareState
- * @typedef {Stack & { points: [string, number, number, string][], axis: string, note: string }} FrontierState
+ * @typedef {Stack & { points: [string, number, number, string][], axis: string, note: import("./why.js").Part[] }} FrontierState
  * @typedef {Stack & { losses: (number | null)[], steps: number }} LiveState
  */
 
@@ -131,7 +131,7 @@ export function frontier(root, look, send) {
     const focused = [...above.querySelectorAll("circle")].findIndex((each) => each === document.activeElement);
     above.replaceChildren(chart(points, { ...axes, pick, width: 820, height: 300 }));
     above.querySelectorAll("circle")[focused]?.focus();
-    note.textContent = state.note;
+    note.replaceChildren(...tell(state.note));
   }
   return { figure, update };
 }
