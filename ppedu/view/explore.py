@@ -21,7 +21,7 @@ from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
-from ppedu.view.why import causes
+from ppedu.view.why import Told, causes, peaks
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of, require_registered
@@ -111,20 +111,22 @@ class Explore(Interactive):
             **super().state(),
             "controls": list(_controls(self.settings, self.timeline)),
             "wrong": bool(self.wrong),
-            "over": "" if self.wrong else self._over_limit(),
+            "over": [] if self.wrong else self._over_limit(),
             "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else causes(self.timeline),
             "offers": [[label, {name: str(value) for name, value in change.items()}] for label, change in self.offers],
             "code": self.code(),
             "turn": next(self._turns),  # makes every state new, so that every request is answered
         }
 
-    def _over_limit(self) -> str:
-        """Return a sentence about the rank with the highest peak if that exceeds the memory limit, otherwise ""."""
-        peaks, cap = self.timeline.peak_activations, self.shown["memory"]
-        if not cap or max(peaks) <= cap:
-            return ""
-        rank = peaks.index(max(peaks))
-        return f"Rank {rank} holds {pretty(peaks[rank])} activations, over the limit of {pretty(cap)}."
+    def _over_limit(self) -> Told:
+        """Return a sentence about the rank with the highest peak if that exceeds the memory limit."""
+        held, cap = self.timeline.peak_activations, self.shown["memory"]
+        if not cap or max(held) <= cap:
+            return []
+        rank = held.index(max(held))
+        [most] = peaks(self.timeline, [rank])
+        most = most._replace(text=pretty(held[rank]))
+        return [f"Rank {rank} holds ", most, f" activations, over the limit of {pretty(cap)}."]
 
     def code(self) -> str:
         """Return Python code that reproduces the timeline."""

@@ -218,9 +218,15 @@ def test_a_link_shows_the_playground_first(visit):
 
 REASONS = {  # by view: a number in its tables and sentences, and words that it opens
     "compare": ("48", "8 microbatches × 3 × 2"),
-    "plan": ("best", "fits in memory"),
+    "plan": (re.compile(r"^[\d.]+ points$"), "If all stages took the mean time"),
     "proven best": ("intervals and counters", "no schedule is shorter"),
 }
+
+UNEXPLAINED = """() => [...document.querySelectorAll(".ppedu-note, .ppedu-goal, #report p, #report td")].flatMap(each => {
+  const copy = each.cloneNode(true);
+  for (const why of copy.querySelectorAll(".ppedu-why, .ppedu-reason")) why.remove();
+  return copy.textContent.match(/[\\d.]+ ?(%|points|ms|[KMG]B)/g) ?? [];
+})"""
 
 
 def test_every_view_has_a_link_and_no_fault(playground):
@@ -234,6 +240,7 @@ def test_every_view_has_a_link_and_no_fault(playground):
         expect(page.locator("#status:not(.wrong)")).to_have_text(QUIET)
         faults = Axe().run(page).response["violations"]
         assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
+        assert page.evaluate(UNEXPLAINED) == (["80 GB"] if name == "plan" else []), "but what a reader has given"
         if name in REASONS:
             number, said = REASONS[name]
             page.locator("main table, #report p").get_by_role("button", name=number).first.click()
@@ -264,6 +271,18 @@ def test_a_number_says_where_it_comes_from(playground):
         expect(words).to_be_visible()
         page.mouse.click(5, 5)
         expect(words).to_have_count(0)
+
+
+def test_the_pointer_gets_from_an_action_to_the_numbers_of_its_forecast(playground):
+    page = playground
+    page.get_by_role("tab", name="puzzle").click()
+    page.get_by_role("button", name="place 0F0").hover()
+    number = page.locator(".ppedu-cost .ppedu-why", has_text="%")
+    box = number.bounding_box()
+    page.mouse.move(box["x"] + 3, box["y"] + 3, steps=20)  # over other actions
+    page.mouse.click(box["x"] + 3, box["y"] + 3)
+    expect(page.locator(".ppedu-reason:popover-open")).to_contain_text("All ranks work for")
+    page.keyboard.press("Escape")
 
 
 def test_an_example_opens(playground):

@@ -150,9 +150,11 @@ def test_unknown_controls_and_values_outside_the_range_raise(settings, message):
 
 def test_a_peak_above_the_memory_limit_is_reported():
     controls = pp.explore("gpipe", 4, 8, memory=6)
-    assert controls.state()["over"] == "Rank 0 holds 8 activations, over the limit of 6."
+    said, most, limit = controls.state()["over"]
+    assert said + most.text + limit == "Rank 0 holds 8 activations, over the limit of 6."
+    assert most.words[0].startswith("Rank 0 first holds 8 at")
     controls.set(schedule="1f1b")
-    assert controls.state()["over"] == "" and controls.state()["most"] == 8, "the scale stays"
+    assert controls.state()["over"] == [] and controls.state()["most"] == 8, "the scale stays"
 
 
 def test_the_slider_of_the_memory_limit_ends_at_what_the_hungriest_schedule_holds():

@@ -97,7 +97,8 @@ class Outlook:
             for each in sorted(own, key=heads.__getitem__, reverse=True):
                 work += min(self._works(each))
                 rest = after[each] if rest is None else min(rest, after[each])
-                reason = f"From {{}} on, rank {here} has work for {{}}, and what follows on other ranks takes {{}}."
+                then = ", and then {} pass on others" if rest else ""
+                reason = f"From {{}} on, rank {here} has work for {{}}{then}."
                 yield heads[each] + work + rest, reason, heads[each], work, rest
 
     def _left_after(self, action: Action) -> list[Action]:

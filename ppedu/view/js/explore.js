@@ -25,7 +25,7 @@ import { tell } from "./why.js";
  * @property {string | import("./why.js").Part[]} note
  * @property {[string, Record<string, string>][]} offers
  * @property {boolean} wrong
- * @property {string} over a sentence about the memory limit, if a rank exceeds it
+ * @property {import("./why.js").Part[]} over a sentence about the memory limit, if a rank exceeds it
  * @property {string} code
  * @typedef {Stack & Settings} ExploreState
  */
@@ -125,8 +125,8 @@ export function explore(root, look, send) {
     for (const label of settings.querySelectorAll("label"))
       label.hidden = !state.controls.some(({ name }) => name === label.dataset.name);
     const offers = state.offers.map(([label, change]) => button(label, label, () => ask(change)));
-    note.replaceChildren(...tell(state.note), " ", element("strong", {}, state.over), ...offers);
-    note.classList.toggle("ppedu-wrong", state.wrong || !!state.over);
+    note.replaceChildren(...tell(state.note), " ", element("strong", {}, ...tell(state.over)), ...offers);
+    note.classList.toggle("ppedu-wrong", state.wrong || state.over.length > 0);
     figure.stack.classList.toggle("ppedu-stale", state.wrong);
     figure.update(state);
     text.textContent = state.code;
