@@ -68,7 +68,7 @@ def write(folder: Path) -> None:
         f"<p>Each picture is a simulation of {ranks} ranks with {microbatches} microbatches; a forward takes 1, a "
         "backward 2. Each row is a rank, and time runs to the right. Forwards are blue and backwards green. Where they "
         "are split, the half for inputs (I) is pale green, the half for weights (W) yellow. Later chunks are "
-        "darker.</p>"
+        "darker. In brackets is where a schedule was published.</p>"
     )
     listed = f'<h1>Published schedules</h1>\n{intro}\n<ul class="gallery">\n{chr(10).join(rows)}\n</ul>'
     (folder / "index.html").write_text(_page("Published schedules", listed), encoding="utf-8")
@@ -123,7 +123,8 @@ def _schedule(name: str, timeline: Timeline) -> str:
     facts = facts_of(name)
     assert facts is not None  # every published schedule has them
     idea, *more = _paragraphs(name)
-    said = {"The idea": idea, "The price": facts.price, "In use": facts.used}
+    first = facts.source.partition(";")[0]
+    said = {"The idea": idea, "Published in": first, "The price": facts.price, "In use": facts.used}
     listed = "".join(f"<dt>{title}<dd>{_linked(text)}" for title, text in said.items())
     description = "".join(f"<p>{_linked(part)}</p>" for part in more)
     names = [*published()]

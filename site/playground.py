@@ -114,7 +114,7 @@ def show_write(inputs: Inputs) -> Answer:
 def written(inputs: Inputs) -> tuple[Schedule, str]:
     """Return the schedule that a text describes, and Python code that makes it.
 
-    The text is a generator of a rank's order, or the orders themselves; see `orders.rows`.
+    The text is a generator of a rank's order, or the orders themselves; see `Schedule.read`.
     """
     text, placement = inputs["text"], inputs["placement"].strip()
     place = Placement.custom(_ranks(placement)) if placement.startswith("[") else placement
@@ -228,7 +228,7 @@ VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
     "write": (
         show_write,
         (
-            Input("text", "a generator, or a line of actions for each rank", "area", MINE),
+            Input("text", "a generator, or a line of actions for each rank, such as F0-7 B0-7", "area", MINE),
             Input("placement", "placement: loop, v, bidirectional, or the ranks of the stages", "text", "loop"),
             *SIZES,
             Input("chunks", "chunks", "number", "1"),

@@ -28,6 +28,7 @@ PRINTED = "{", "[", "defaultdict"  # begin what Python prints of a dict or a lis
 LIST = re.compile(r"\[([^\[\]]*)\]")
 AROUND = re.compile(r"defaultdict\(<class 'list'>, |[{}(),\[\]\s]")  # what is printed beside the orders of the ranks
 NUMBER = re.compile(r"-?[0-9]{1,9}")
+SHORT = re.compile(r"([0-9]*)([FBIW])([0-9]{1,4})(?:-([0-9]{1,4}))?")  # such as F0-7
 # DeepSpeed's instructions, such as ForwardPass(buffer_id=0) or SendGrad(buffer_id=5, phase=1)
 INSTRUCTION = re.compile(r"\w+\([^()]*\)")
 PARTS = re.compile(r"(\w+)\((?:buffer_id=)?(\d+)?(?:, phase=([01]))?\)")
@@ -84,7 +85,8 @@ def rows_of(text: str) -> list[str]:
     Args:
         text: A line for each rank, with actions between commas or spaces, with DeepSpeed's instructions, or with
             Megatron-LM's numbers: 2 is the forward of the rank's second chunk for its next microbatch, and -2 the
-            backward. Or what Python prints of a dict or a list with the orders of all ranks.
+            backward. F0-2 is short for 0F0 0F1 0F2 on the first line, for 1F0 1F1 1F2 on the next. Or what Python
+            prints of a dict or a list with the orders of all ranks.
 
     Raises:
         ParseError: The print is not whole, the ranks are not 0, 1, 2 …, Megatron-LM's numbers have a 0, or an
@@ -101,7 +103,21 @@ def rows_of(text: str) -> list[str]:
     orders = [line.split() for line in lines]
     if orders and all(NUMBER.fullmatch(each) for order in orders for each in order):
         orders = [_megatron(rank, len(orders), [int(each) for each in order]) for rank, order in enumerate(orders)]
-    return [",".join(order) for order in orders]
+    return [
+        ",".join(action for each in order for action in _actions_of(rank, each)) for rank, order in enumerate(orders)
+    ]
+
+
+def _actions_of(rank: int, text: str) -> Iterator[str]:
+    """Yield the actions that a word in a rank's order is short for: F2-0 for 1F2 1F1 1F0 on rank 1."""
+    if not (short := SHORT.fullmatch(text)):
+        yield text
+        return
+    stage, op, first, last = short.groups()
+    begin, end = int(first), int(last or first)
+    step = 1 if begin <= end else -1
+    for microbatch in range(begin, end + step, step):
+        yield f"{stage or rank}{op}{microbatch}"
 
 
 def _printed(text: str) -> list[str]:
@@ -250,7 +266,7 @@ def _is_text(source: str) -> bool:
     with suppress(ParseError):
         Action.parse(first)
         return True
-    return NUMBER.fullmatch(first) is not None
+    return bool(NUMBER.fullmatch(first) or SHORT.fullmatch(first))
 
 
 def is_layout(source: Any) -> bool:

@@ -295,10 +295,11 @@ class Schedule:
                 actions or None for each rank; torch's print of them; Megatron-LM's orders, in which 2 is a forward of a
                 rank's second chunk for the next microbatch, and -2 its backward; DeepSpeed's schedules, a list with one
                 for each rank, or the instructions of each rank on a line; zero-bubble's nodes, a list for each rank; a
-                schedule of HyperParallel, or its `exec_order`; a line of actions for each rank, with commas or spaces;
-                the path of a file with one of these; that of a trace as `Run.load` reads it, a .json file, zipped or
-                not, or a folder; or a layout for Megatron-LM's `--pipeline-model-parallel-layout`, of which the
-                schedule is the one that Megatron-LM runs with it, 1f1b or interleaved.
+                schedule of HyperParallel, or its `exec_order`; a line of actions for each rank, with commas or spaces,
+                in which F0-2 is short for 1F0 1F1 1F2 on rank 1; the path of a file with one of these; that of a trace
+                as `Run.load` reads it, a .json file, zipped or not, or a folder; or a layout for Megatron-LM's
+                `--pipeline-model-parallel-layout`, of which the schedule is the one that Megatron-LM runs with it, 1f1b
+                or interleaved.
             placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
             microbatches, forward_only: As in `from_csv`.
             name: By default that of a trace's or a layout's schedule, otherwise "read".

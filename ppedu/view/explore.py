@@ -21,7 +21,7 @@ from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
-from ppedu.view.why import Told, causes, peaks
+from ppedu.view.why import Told, causes, peaks, sources
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of, require_registered
@@ -111,6 +111,7 @@ class Explore(Interactive):
             **super().state(),
             "controls": list(_controls(self.settings, self.timeline)),
             "wrong": bool(self.wrong),
+            "sources": sources(str(self.settings["schedule"])),
             "over": [] if self.wrong else self._over_limit(),
             "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else causes(self.timeline),
             "offers": [[label, {name: str(value) for name, value in change.items()}] for label, change in self.offers],

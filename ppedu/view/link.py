@@ -14,8 +14,8 @@ from typing import Any
 from ppedu.core import ParseError, PipelineError, Placement, SettingError
 from ppedu.sim import Timeline, simulate
 from ppedu.view.explore import changed, explore, in_code
+from ppedu.view.why import PLAYGROUND
 
-PLAYGROUND = "https://ppedu.github.io/ppedu/"
 LARGEST = 1 << 20  # bytes that a link can hold
 
 

@@ -17,9 +17,10 @@ from ppedu.sim import Timeline, versions
 from ppedu.view.label import encodable
 from ppedu.zoo import theory
 from ppedu.zoo.facts import LETTERS
-from ppedu.zoo.registry import options_of, papers_in
+from ppedu.zoo.registry import facts_of, options_of, papers_in, published
 from ppedu.zoo.theory import Fact
 
+PLAYGROUND = "https://ppedu.github.io/ppedu/"
 CAUSES = {
     "warm-up and cooldown": "ranks wait for their first microbatch and for the last gradients, or until there is "
     "memory for the next forward. This remains when the other causes are gone",
@@ -174,6 +175,15 @@ def messages(made: Schedule) -> Why:
         back = "" if ways == 1 else " × 2, forward and back,"
         words.append(f"{plural(made.microbatches, part)} × {hops[0]}{back} = {count}.")
     return why(str(count), words)
+
+
+def sources(name: str) -> list[tuple[str, str]]:
+    """Return where a schedule was published, and its page in the gallery, each by name and address."""
+    if name not in published():
+        return []
+    facts = facts_of(name)
+    page = f"{PLAYGROUND.removeprefix('https://')}schedules/{name}.html"
+    return [*papers_in(facts.source if facts else "")[:1], (f"more about {name}", page)]
 
 
 def _known(quantity: str, timeline: Timeline) -> Fact | None:

@@ -222,7 +222,7 @@ REASONS = {  # by view: a number in its tables and sentences, and words that it 
     "proven best": ("intervals and counters", "no schedule is shorter"),
 }
 
-UNEXPLAINED = """() => [...document.querySelectorAll(".ppedu-note, .ppedu-goal, #report p, #report td")].flatMap(each => {
+UNEXPLAINED = """() => [...document.querySelectorAll(".ppedu-note, #report :is(p, td)")].flatMap(each => {
   const copy = each.cloneNode(true);
   for (const why of copy.querySelectorAll(".ppedu-why, .ppedu-reason")) why.remove();
   return copy.textContent.match(/[\\d.]+ ?(%|points|ms|[KMG]B)/g) ?? [];
@@ -246,6 +246,16 @@ def test_every_view_has_a_link_and_no_fault(playground):
             page.locator("main table, #report p").get_by_role("button", name=number).first.click()
             expect(page.locator(".ppedu-reason:popover-open")).to_contain_text(said)
             page.keyboard.press("Escape")
+
+
+def test_the_paper_that_introduced_a_schedule_is_beside_its_name(playground):
+    playground.get_by_role("tab", name="explore").click()
+    for name, paper in (("1f1b", "2006.09503"), ("zb-v", "2401.10241")):
+        playground.get_by_label("schedule", exact=True).select_option(name)
+        link = playground.get_by_role("link", name=f"arXiv {paper}")
+        expect(link).to_have_attribute("href", f"https://arxiv.org/abs/{paper}")
+        expect(playground.get_by_role("link", name=f"more about {name}")).to_be_visible()
+    playground.get_by_label("schedule", exact=True).select_option("1f1b")
 
 
 def test_a_number_says_where_it_comes_from(playground):

@@ -32,6 +32,18 @@ def same(found, schedule):
     )
 
 
+def test_a_range_is_short_for_actions():
+    found = Schedule.read("F0-7 B0-7\n" * 4)
+    assert same(found, pp.schedule("gpipe", 4, 8))
+    short, long = (
+        "F0-1, 2F0-1 2B1-0 B1-0\nF0 F1 3F0-1 3B1-0 B1-0",
+        ("0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0\n1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0"),
+    )
+    assert Schedule.read(short).orders == Schedule.read(long).orders
+    with pytest.raises(ParseError, match="F0-99999"):
+        Schedule.read("F0-99999\n")
+
+
 @pytest.mark.parametrize("schedule", ZOO, ids=lambda each: each.name)
 def test_orders_are_read_in_every_form_with_their_placement(tmp_path, schedule):
     orders = {rank: [None, *order] for rank, order in enumerate(schedule.orders)}

@@ -16,6 +16,7 @@ from strategies import often
 import ppedu as pp
 from ppedu.core import Placement
 from ppedu.view import link
+from ppedu.view.why import PLAYGROUND
 from ppedu.zoo import registry
 from ppedu.zoo.registry import published
 
@@ -40,7 +41,7 @@ def ask(page, **question):
 @often(1000)
 @given(st.text(max_size=20), st.dictionaries(st.text(max_size=9), st.text(max_size=200), max_size=9))
 def test_links_survive(view, inputs):
-    fragment = urlsplit(f"{link.PLAYGROUND}#{link.encode(view, inputs)}").fragment
+    fragment = urlsplit(f"{PLAYGROUND}#{link.encode(view, inputs)}").fragment
     assert set(fragment) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
     assert link.decode(fragment) == link.decode(f"#{fragment}") == (view, inputs)
 
@@ -97,7 +98,7 @@ def test_links_to_ones_own():
     assert answer["view"] == "write" and page.widget.panels()[0].timeline.rows == timeline.rows
     with pytest.raises(pp.SettingError, match="functions"):
         replace(timeline, costs=pp.Costs(forward=lambda stage, microbatch: 1)).link()
-    assert link.PLAYGROUND in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    assert PLAYGROUND in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -300,7 +301,7 @@ def test_the_readmes_picture_opens_what_it_shows():
     [target] = re.findall(r"docs/widget.gif\)\]\((.*?)\)", (Path(__file__).parents[2] / "README.md").read_text())
     page = Playground()
     ask(page, open=target.partition("#")[2])
-    assert target.startswith(link.PLAYGROUND)
+    assert target.startswith(PLAYGROUND)
     assert [each.timeline.schedule for each in page.widget.panels()] == [
         pp.schedule(name, 4, 8) for name in ("gpipe", "1f1b")
     ]

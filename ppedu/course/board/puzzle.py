@@ -18,9 +18,9 @@ from ppedu.course.board.results import KEEPER, MOST_STARS, RULES, Result
 from ppedu.course.progress_file import stars
 from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
-from ppedu.view.link import PLAYGROUND, encode
+from ppedu.view.link import encode
 from ppedu.view.model import Data, Panel
-from ppedu.view.why import Told, Why, makespan, why
+from ppedu.view.why import PLAYGROUND, Told, Why, makespan, why
 
 READY = "(What you have built is board.schedule, a schedule like any other.)"
 

@@ -3,7 +3,7 @@
 
 import { button, code, element, menu } from "./elements.js";
 import { Figure } from "./figure.js";
-import { tell } from "./why.js";
+import { linksTo, tell } from "./why.js";
 
 /**
  * @typedef {import("./model.js").Look} Look
@@ -23,6 +23,7 @@ import { tell } from "./why.js";
  * @typedef {object} Settings
  * @property {Control[]} controls
  * @property {string | import("./why.js").Part[]} note
+ * @property {[string, string][]} sources names and addresses of where the schedule was published, and of more about it
  * @property {[string, Record<string, string>][]} offers
  * @property {boolean} wrong
  * @property {import("./why.js").Part[]} over a sentence about the memory limit, if a rank exceeds it
@@ -39,6 +40,7 @@ import { tell } from "./why.js";
  */
 export function explore(root, look, send) {
   const settings = element("div", { class: "ppedu-settings" });
+  const sources = element("p");
   const note = element("p", { class: "ppedu-note", role: "status" });
   root.append(settings, note);
   const figure = new Figure(root, look);
@@ -124,6 +126,7 @@ export function explore(root, look, send) {
     for (const each of state.controls) control(each);
     for (const label of settings.querySelectorAll("label"))
       label.hidden = !state.controls.some(({ name }) => name === label.dataset.name);
+    sources.replaceChildren(...(state.sources.length ? ["Published in ", ...linksTo(state.sources)] : []));
     const offers = state.offers.map(([label, change]) => button(label, label, () => ask(change)));
     note.replaceChildren(...tell(state.note), " ", element("strong", {}, ...tell(state.over)), ...offers);
     note.classList.toggle("ppedu-wrong", state.wrong || state.over.length > 0);
@@ -160,6 +163,7 @@ export function explore(root, look, send) {
     const created = { input, output: element("output") };
     inputs.set(name, created);
     settings.append(element("label", { "data-name": name }, element("span", {}, label), input, created.output));
+    if (choices) settings.append(sources);
     return created;
   }
 

@@ -54,11 +54,17 @@ function number([text, said, sources], shown, attributes = {}) {
  * @param {[string, string][]} sources
  */
 function paragraphs(said, sources) {
-  const links = sources.flatMap(([name, at], place) => {
-    return [place ? ", " : " ", element("a", { href: `https://${at}`, target: "_blank", rel: "noopener" }, name)];
-  });
   const all = said.map((sentence) => element("p", {}, sentence));
-  return links.length ? [...all, element("p", {}, "Source:", ...links)] : all;
+  return sources.length ? [...all, element("p", {}, "Source: ", ...linksTo(sources))] : all;
+}
+
+/**
+ * Links to papers and pages, with commas between them.
+ * @param {[string, string][]} sources names and addresses
+ */
+export function linksTo(sources) {
+  const links = sources.map(([name, at]) => element("a", { href: `https://${at}`, target: "_blank", rel: "noopener" }, name));
+  return links.flatMap((link, place) => (place ? [", ", link] : [link]));
 }
 
 /**
