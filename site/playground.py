@@ -228,7 +228,7 @@ VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
     "write": (
         show_write,
         (
-            Input("text", "a generator, or a line of actions for each rank, such as F0-7 B0-7", "area", MINE),
+            Input("text", "a generator, or a line of actions for each rank; F0-2 is F0 F1 F2", "area", MINE),
             Input("placement", "placement: loop, v, bidirectional, or the ranks of the stages", "text", "loop"),
             *SIZES,
             Input("chunks", "chunks", "number", "1"),

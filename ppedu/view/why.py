@@ -178,12 +178,12 @@ def messages(made: Schedule) -> Why:
 
 
 def sources(name: str) -> list[tuple[str, str]]:
-    """Return where a schedule was published, and its page in the gallery, each by name and address."""
+    """Return a published schedule's page in the gallery, and where it was published, each by name and address."""
     if name not in published():
         return []
     facts = facts_of(name)
     page = f"{PLAYGROUND.removeprefix('https://')}schedules/{name}.html"
-    return [*papers_in(facts.source if facts else "")[:1], (f"more about {name}", page)]
+    return [(name, page), *papers_in(facts.source if facts else "")[:1]]
 
 
 def _known(quantity: str, timeline: Timeline) -> Fact | None:

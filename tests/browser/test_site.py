@@ -254,7 +254,7 @@ def test_the_paper_that_introduced_a_schedule_is_beside_its_name(playground):
         playground.get_by_label("schedule", exact=True).select_option(name)
         link = playground.get_by_role("link", name=f"arXiv {paper}")
         expect(link).to_have_attribute("href", f"https://arxiv.org/abs/{paper}")
-        expect(playground.get_by_role("link", name=f"more about {name}")).to_be_visible()
+        expect(playground.get_by_role("link", name=name, exact=True)).to_be_visible()
     playground.get_by_label("schedule", exact=True).select_option("1f1b")
 
 

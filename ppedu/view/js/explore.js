@@ -23,7 +23,7 @@ import { linksTo, tell } from "./why.js";
  * @typedef {object} Settings
  * @property {Control[]} controls
  * @property {string | import("./why.js").Part[]} note
- * @property {[string, string][]} sources names and addresses of where the schedule was published, and of more about it
+ * @property {[string, string][]} sources names and addresses of the schedule's page and of its paper
  * @property {[string, Record<string, string>][]} offers
  * @property {boolean} wrong
  * @property {import("./why.js").Part[]} over a sentence about the memory limit, if a rank exceeds it
@@ -126,7 +126,7 @@ export function explore(root, look, send) {
     for (const each of state.controls) control(each);
     for (const label of settings.querySelectorAll("label"))
       label.hidden = !state.controls.some(({ name }) => name === label.dataset.name);
-    sources.replaceChildren(...(state.sources.length ? ["Published in ", ...linksTo(state.sources)] : []));
+    sources.replaceChildren(...linksTo(state.sources, " was published in "));
     const offers = state.offers.map(([label, change]) => button(label, label, () => ask(change)));
     note.replaceChildren(...tell(state.note), " ", element("strong", {}, ...tell(state.over)), ...offers);
     note.classList.toggle("ppedu-wrong", state.wrong || state.over.length > 0);

@@ -59,12 +59,12 @@ function paragraphs(said, sources) {
 }
 
 /**
- * Links to papers and pages, with commas between them.
+ * Links to papers and pages, with words between them.
  * @param {[string, string][]} sources names and addresses
  */
-export function linksTo(sources) {
+export function linksTo(sources, between = ", ") {
   const links = sources.map(([name, at]) => element("a", { href: `https://${at}`, target: "_blank", rel: "noopener" }, name));
-  return links.flatMap((link, place) => (place ? [", ", link] : [link]));
+  return links.flatMap((link, place) => (place ? [between, link] : [link]));
 }
 
 /**
