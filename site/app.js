@@ -14,7 +14,7 @@ let shape = ""; // the widget's kind
 /** A link's view, and after its first &, what is set in the picture. @param {string} fragment */
 const parts = (fragment) => ({ to: fragment.split("&", 1)[0], set: fragment.split("&").slice(1).join("&") });
 let link = parts(location.hash.slice(1)).to; // to the open view, or to the one that opens first
-let wanted = parts(location.hash.slice(1)).set; // to be set in the picture of the next answer
+/** @type {string | null} */ let wanted = null; // to be set in the picture of the answer; null where it keeps what is set
 let code = "";
 let asked = link !== ""; // whether the address names the view: not before a reader has changed anything
 /** @type {string[]} */ const before = []; // links to what was shown before, for undo
@@ -31,10 +31,12 @@ const python = new Python("playground", (slow) => {
 /** @param {object} question */
 async function ask(question) {
   if (busy) {
-    next = question;
+    // A widget's change is not of the view that a reader has opened since.
+    if (!next || "widget" in next || !("widget" in question)) next = question;
     return;
   }
   busy = true;
+  if ("set" in question) wanted = /** @type {string | null} */ (question.set);
   try {
     receive(await python.ask(question));
   } catch (error) {
@@ -54,6 +56,7 @@ function receive(answer) {
   if (typeof answer.wrong === "string") {
     say(answer.wrong, true);
     report.replaceChildren(); // what was found before is not about this
+    wanted = null;
   } else if (answer.received) widget?.receive?.(answer.received);
   else if (answer.more) {
     judge(); // Python is not working any more
@@ -87,8 +90,8 @@ function display(answer) {
   report.insertAdjacentHTML("beforeend", answer.picture ?? "");
   remember(String(answer.link));
   code = String(answer.code);
-  if (widget && wanted) recall(widget.figure, wanted);
-  if (widget) wanted = "";
+  if (widget && wanted !== null) recall(widget.figure, wanted);
+  if (widget) wanted = null;
   if (asked && parts(location.hash.slice(1)).to !== link) history.replaceState(null, "", `#${link}`);
   asked = true;
   for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
@@ -108,12 +111,17 @@ function remember(now) {
   [link, changed] = [now, moment];
 }
 
-/** Open a view by a link, with its inputs. @param {string} to */
-function open(to) {
+/** Open a view by a link, with its inputs. @param {string} to @param {string | null} set in its picture */
+function open(to, set = parts(to).set) {
   delete form.dataset.names; // its values are those of the view before
-  const found = parts(to);
-  wanted = found.set;
-  ask({ open: found.to });
+  ask({ open: parts(to).to, set });
+}
+
+/** Wait until the link is that of the picture, which may show what Python has not answered yet. */
+async function answered() {
+  if (!busy) return;
+  await python.last;
+  await answered();
 }
 
 /** Return the link to the open view, with what is set in its picture. */
@@ -224,6 +232,7 @@ stop.addEventListener("click", () => {
 function copies(id, text) {
   find(id).addEventListener("click", async () => {
     find(id).after(copied); // where a reader looks
+    await answered();
     try {
       await navigator.clipboard.writeText(text());
       copied.textContent = "Copied.";
@@ -238,7 +247,8 @@ copies("#frame", () => {
   const source = `${location.origin}${location.pathname}?embed#${linked()}`;
   return `<iframe src="${source}" width="100%" height="640" title="A pipeline schedule" style="border: 0"></iframe>`;
 });
-find("#notebook").addEventListener("click", () => {
+find("#notebook").addEventListener("click", async () => {
+  await answered();
   const text = { cell_type: "markdown", id: "from", metadata: {}, source: `From the [playground](${address()}).` };
   const cell = { cell_type: "code", id: "code", metadata: {}, source: code, outputs: [], execution_count: null };
   const kernelspec = { name: "python3", display_name: "Python 3", language: "python" };
@@ -250,12 +260,12 @@ find("#notebook").addEventListener("click", () => {
 });
 addEventListener("hashchange", ({ newURL }) => {
   const to = newURL.split("#")[1] ?? ""; // an answer may have changed the address since
-  if (parts(to).to !== link) open(to);
-  else if (widget && parts(to).set) recall(widget.figure, parts(to).set);
+  if (busy || parts(to).to !== link) open(to);
+  else if (widget) recall(widget.figure, parts(to).set);
 });
 find("#undo").addEventListener("click", () => {
   const last = before.at(-1);
-  if (last) open(last);
+  if (last) open(last, null);
 });
-ask({ open: link });
+open(location.hash.slice(1));
 navigator.serviceWorker?.register("sw.js").catch(() => {}); // without it, the page needs the network each time

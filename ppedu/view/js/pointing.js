@@ -40,6 +40,8 @@ export function createPlace(figure, n) {
   };
   /** @type {import("./block.js").Corner | null} */
   let marked = null;
+  /** @type {Focus | null} where the keyboard was when it left */
+  let kept = null;
   holder.addEventListener("pointerdown", (event) => {
     if (event.shiftKey && figure.repeat) {
       marked = corner(event);
@@ -87,8 +89,15 @@ export function createPlace(figure, n) {
   };
   if (!figure.look.plain) holder.addEventListener("wheel", turn, { passive: false });
   holder.addEventListener("keydown", (event) => press(figure, event, n));
-  holder.addEventListener("focus", () => figure.explain());
-  holder.addEventListener("blur", () => (figure.tip.hidden = true));
+  holder.addEventListener("focus", () => {
+    const count = (kept && figure.drawn(kept)?.count) || 0;
+    figure.set({ current: (kept?.i ?? 0) < count ? kept : figure.current });
+  });
+  holder.addEventListener("blur", () => {
+    kept = figure.pointer ? null : figure.current;
+    if (kept) figure.set({ current: null });
+    figure.tip.hidden = true;
+  });
   const numbers = element("div", { class: "ppedu-over" });
   figure.stack.append(holder, numbers);
   return { holder, numbers, base, over, painted: [] };
