@@ -323,7 +323,6 @@ DRAWN = "() => [...document.querySelectorAll('#shown canvas')].map(each => each.
 FUMBLED = (
     "[role=tab]:not([data-view=plan])",  # a plan takes seconds
     "#examples a",
-    "#undo",
     "[role=toolbar] button:not([aria-haspopup], [aria-label=play])",
     ".ppedu-bar [type=checkbox]",
     ".ppedu-bar select",
