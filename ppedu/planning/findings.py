@@ -1,4 +1,4 @@
-"""What a plan says of its best choice, and where the numbers come from: of its sentences, and of its table."""
+"""The findings of a plan about its best choice, and the reasons for the numbers in its sentences and its table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 HOLDS = {
     "weights": "The weights of the rank's layers: their number times the bytes of one, as above.",
     "gradients": "One for each weight of the rank, in the bytes given above.",
-    "optimizer": "What the optimizer keeps for each weight of the rank, in the bytes given above.",
-    "activations": "What the forwards keep for their backwards, of all microbatches that are under way at the peak.",
+    "optimizer": "The states of the optimizer for each weight of the rank, in the bytes given above.",
+    "activations": "The tensors that forwards keep for backwards, of all microbatches in flight at the peak.",
     "logits": "The head's results and their gradients, a number for each token and each word of the vocabulary.",
     "messages": "Room for an activation and a gradient on each link of the rank.",
 }

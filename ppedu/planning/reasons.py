@@ -120,7 +120,7 @@ def compared(choice: Choice, best: Choice, unit: str) -> Sentence:
         return ["takes as long"]
 
     def each(time: Callable[[Choice], Any], what: str) -> tuple[Any, list[str]]:
-        """Return how much more a choice takes for the best's microbatches, and of what."""
+        """Return how much more time a choice takes for the best's microbatches, with a sentence."""
         mine, others = time(choice) * best.microbatches / choice.microbatches, time(best)
         scaled = f", for {best.microbatches} microbatches" if best.microbatches != choice.microbatches else ""
         return mine - others, [f"{what}{scaled}: {pretty(mine, unit)}, and {pretty(others, unit)} with {best.name}."]

@@ -62,7 +62,7 @@ class Found:
 
     @property
     def state(self) -> str:
-        """What is known of the best schedule, and what shows it, in words."""
+        """How near the schedule is to the best, with the proofs, in words."""
         known = "optimal" if self.status == "optimal" else f"feasible, at most {self.gap:.1%} above the best"
         if self.status == "optimal" and self.instance.error:
             known += f", up to {self.gap:.1%} of rounding"

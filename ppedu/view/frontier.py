@@ -49,7 +49,7 @@ class Chart(Interactive):
         held = peak(timeline, pretty(memory))
         if self.chosen < len(frontier.found):
             found = frontier.found[self.chosen]
-            held = held._replace(words=["What the search allows each rank to hold.", *held.words])
+            held = held._replace(words=["The limit that the search was given for each rank.", *held.words])
             least = f"No schedule is shorter than {pretty(found.bound, timeline.costs.unit)}."
             proven = why(found.state, [least, *(PROOFS[each] for each in found.proofs)])
             return [f"{found.instance}, memory ", held, ": makespan ", makespan(timeline), ", ", proven]

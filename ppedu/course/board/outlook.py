@@ -52,7 +52,7 @@ class Outlook:
         start = board.could_start(action)
         end = start + sum(_time(times, single) for single in action.singles)
         done = max(board.timeline.makespan, end)
-        bounds = [(done, "What is placed ends at {}.", done), *self._bounds(action, rank, end)]
+        bounds = [(done, "The placed actions end at {}.", done), *self._bounds(action, rank, end)]
         makespan, reason, *others = max(bounds, key=lambda bound: bound[0])
         total = board.ranks * makespan
         bubble = float(max(0, 1 - ratio(self._most_busy, total))) if total else 0.0
