@@ -22,7 +22,7 @@ class Kept:
         self.tensor = tensor.detach()  # a graph that saves its own output would never be freed
 
 
-class Host:
+class HostMemory:
     """The activations of a stage's microbatches that go to the host and back.
 
     On a GPU, copies run on a stream of their own, in pinned memory. On a CPU, the host is other memory of the process.

@@ -17,7 +17,7 @@ from ppedu.core.validate import require_instance
 from ppedu.engine.clock import Recorder
 from ppedu.engine.ranks.device import home, own_random, random_state, set_random_state
 from ppedu.engine.ranks.versions import gradient_edge, tree_map_only
-from ppedu.engine.stages.host import Host
+from ppedu.engine.stages.host import HostMemory
 from ppedu.engine.stages.past import Past
 from ppedu.engine.stages.split_backward import backward_input, pop_grad
 from ppedu.engine.stages.watch import Watched, storages, watchable
@@ -114,7 +114,7 @@ class Stage:
         if timed:
             self.device = home([self.module], torch.device("cpu"))
         self.clock = Recorder(self.device, timed)
-        self.host = Host(self.device)
+        self.host = HostMemory(self.device)
         self.held: dict[int, Held] = {}  # by microbatch in flight
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
         self.pasts: dict[int, Past] = {}  # by sequence in flight: what its next slice attends to
