@@ -54,6 +54,7 @@ def test_no_published_schedule_is_below_a_bound():
                 continue
             if (
                 schedule.updated
+                or schedule.offloaded
                 or (schedule.recomputed and not PLACEMENTS[name].recompute)
                 or schedule.placement.holders != place.holders
                 or schedule.slices != place.slices
