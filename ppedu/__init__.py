@@ -27,9 +27,11 @@ from ppedu.core import (
     Problem,
     R,
     RankError,
+    S,
     Schedule,
     ScheduleError,
     SettingError,
+    T,
     U,
     W,
     align,
@@ -40,6 +42,7 @@ from ppedu.core import (
     merge_backward,
     offload,
     recompute,
+    share_head,
     strip,
 )
 from ppedu.sim import Costs, Span, Timeline, simulate, versions
@@ -47,11 +50,11 @@ from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"
 
-__all__ = ["Action", "B", "Costs", "F", "I", "L", "O", "Op", "Placement", "Problem", "R", "Schedule", "Span"]
-__all__ += ["Timeline", "U", "W"]
+__all__ = ["Action", "B", "Costs", "F", "I", "L", "O", "Op", "Placement", "Problem", "R", "S", "Schedule", "Span"]
+__all__ += ["T", "Timeline", "U", "W"]
 __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
-__all__ += ["align", "check", "label", "lower", "merge_backward", "offload", "recompute", "shrink", "simulate"]
-__all__ += ["strip", "verify"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "offload", "recompute", "share_head", "shrink"]
+__all__ += ["simulate", "strip", "verify"]
 __all__ += ["register", "schedule", "schedules", "versions"]
 __all__ += [
     "compare",

@@ -254,7 +254,7 @@ def _gaps(name: str) -> str:
     """Return a table of the schedule's makespan beside the least possible one for small sizes."""
     place = _in_atlas(name)
     if place is None:
-        return "<p>How short a step can be with such a placement, or with slices, is not proven yet.</p>"
+        return "<p>How short a step can be with such a placement, with slices or a shared head, is not proven yet.</p>"
     rows = []
     for ranks, microbatches in PROVEN:
         with suppress(PipelineError):  # the schedule does not exist for every size
@@ -274,6 +274,8 @@ def _in_atlas(name: str) -> str | None:
     try:
         made = _made(name, 2, 4)
     except PipelineError:  # it does not exist with two slices
+        return None
+    if made.placement.barriers:  # no entry has S and T
         return None
     kind = made.placement.name, made.chunks, made.slices, bool(made.recomputed)
     return next((each for each, of in PLACEMENTS.items() if of[:4] == kind), None)

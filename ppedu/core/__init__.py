@@ -22,21 +22,31 @@ from ppedu.core.actions import (
     O,
     Op,
     R,
+    S,
+    T,
     U,
     W,
     overlap,
 )
 from ppedu.core.checking import check
 from ppedu.core.dependencies import Result, produces, replay, requires
-from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
+from ppedu.core.errors import (
+    CommunicationError,
+    ParseError,
+    PipelineError,
+    Problem,
+    RankError,
+    ScheduleError,
+    SettingError,
+)
 from ppedu.core.grid import align, strip, table, without_waits
-from ppedu.core.lowering import label, lower, merge_backward, offload, recompute
+from ppedu.core.lowering import label, lower, merge_backward, offload, recompute, share_head
 from ppedu.core.placement import TOWARDS, Placement
-from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule, require_schedule, suggest_placement
 
 __all__ = ["COMMUNICATION", "COMPUTE", "COPIES", "OVERLAP", "RECEIVE", "SEND", "TOWARDS", "TRAFFIC", "WAITS"]
 __all__ += ["Action", "B", "CommunicationError", "F", "I", "L", "O", "Op", "ParseError", "PipelineError", "Placement"]
-__all__ += ["Problem", "R", "RankError", "Result", "Schedule", "ScheduleError", "SettingError", "U", "W"]
+__all__ += ["Problem", "R", "RankError", "Result", "S", "Schedule", "ScheduleError", "SettingError", "T", "U", "W"]
 __all__ += ["align", "check", "label", "lower", "merge_backward", "offload", "overlap", "produces", "recompute"]
-__all__ += ["replay", "require_schedule", "requires", "strip", "suggest_placement", "table", "without_waits"]
+__all__ += ["replay", "require_schedule", "requires", "share_head", "strip", "suggest_placement", "table"]
+__all__ += ["without_waits"]

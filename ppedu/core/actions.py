@@ -10,6 +10,11 @@
     2U3                   stage 2's optimizer steps with the gradients of microbatch 3, and of all before it that no U
                           has used; later forwards use the new weights, and a backward those of its forward. In orders
                           without U, the optimizer steps once, after the end
+    1S0  1T0              a head that all ranks share: the rank whose first stage is 1 runs its part of the head for
+                          microbatch 0: S for its logits, from the last stage's forward, and T, once all ranks have run
+                          S, for its gradients. If the last stage's rank runs T before its backward, that needs all T,
+                          and there are two barriers. If not, it needs all S, and there is one: S then also computes
+                          the gradient of the head's input
     1SEND_F3  2RECV_F3    stage 1 sends the output of its forward of microbatch 3, stage 2 receives it
     3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
     2WAIT_RECV_F3         stage 2 waits for a message that was posted before: the rank went on after its 2RECV_F3;
@@ -19,7 +24,7 @@
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
 The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
-here, and so do WAIT_RECV, R, O, L and U.
+here, and so do WAIT_RECV, R, O, L, U, S and T.
 """
 
 from __future__ import annotations
@@ -44,6 +49,8 @@ class Op(str, Enum):
     O = "O"  # noqa: E741 (for offload, as L is for load)
     L = "L"
     U = "U"
+    S = "S"
+    T = "T"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
@@ -64,8 +71,9 @@ class Op(str, Enum):
     __hash__ = str.__hash__  # Enum's own is a Python function, and schedules hash many thousands of actions
 
 
-COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.U})
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.U, Op.S, Op.T})
 COPIES = frozenset({Op.O, Op.L})
+SHARED = frozenset({Op.S, Op.T})  # of a head that all ranks share
 SEND = frozenset({Op.SEND_F, Op.SEND_B})
 RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
 COMMUNICATION = SEND | RECEIVE
@@ -103,7 +111,7 @@ class Action(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether it is a forward, run once or again, a backward, half of one, an update or a pair; no message."""
+        """Whether it is a forward, a backward, half of one, R, U, S, T or a pair; no message."""
         return self.op in COMPUTE or self.op in OVERLAP
 
     def __str__(self) -> str:
@@ -242,6 +250,16 @@ def L(stage: int, microbatch: int) -> Action:
 def U(stage: int, microbatch: int) -> Action:
     """Return the step of a stage's optimizer with all gradients up to this microbatch's: `U(2, 3)` is 2U3."""
     return Action(stage, Op.U, microbatch)
+
+
+def S(stage: int, microbatch: int) -> Action:
+    """Return the logits of a rank's part of a shared head: `S(1, 0)` is 1S0, on the rank whose first stage is 1."""
+    return Action(stage, Op.S, microbatch)
+
+
+def T(stage: int, microbatch: int) -> Action:
+    """Return the gradients of a rank's part of a shared head: `T(1, 0)` is 1T0."""
+    return Action(stage, Op.T, microbatch)
 
 
 def batch(messages: Iterable[Action]) -> Action:

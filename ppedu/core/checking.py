@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ppedu.core.actions import SEND, WAIT_OF, WAITS, Action
 from ppedu.core.dependencies import awaited, replay, waited_for
-from ppedu.core.errors import SettingError
-from ppedu.core.problems import MOST_PROBLEMS, Problem, find_problems
+from ppedu.core.errors import Problem, SettingError
+from ppedu.core.problems import MOST_PROBLEMS, find_problems
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.streams import STREAMED, Streams, require_streamed
 from ppedu.core.validate import require_count, require_one_of
@@ -52,6 +52,8 @@ def check(schedule: Schedule, *, transport: str = "buffered", buffers: int | Non
     require_one_of("transport", transport, TRANSPORTS)
     if buffers is not None and schedule.slices > 1:
         raise SettingError(f"buffers are of whole microbatches; {schedule!r} cuts them into slices")
+    if buffers is not None and schedule.placement.barriers:
+        raise SettingError(f"buffers are of stages; {schedule!r} has a head that all ranks share")
     if buffers is not None:
         if transport in STREAMED and schedule.forward_only:
             _require_waits(schedule, transport)

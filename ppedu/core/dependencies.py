@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, COPIES, RECEIVE, SEND, SHARDING, WAITS, Action, Op
+from ppedu.core.actions import COMMUNICATION, COMPUTE, COPIES, RECEIVE, SEND, SHARDING, SHARED, WAITS, Action, Op
 from ppedu.core.placement import TOWARDS, Placement, other_end
 
 # The result of an action: its kind, stage and microbatch.
@@ -39,6 +39,7 @@ def requires(
     their backward are `restored`: it requires the results of R and L that are among these, and an R that of L.
     The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
     that of the slice after, which adds to the gradients of these.
+    If all ranks share the head, S requires the last stage's forward, T all S, and the last stage's backward all S or T.
     """
     stage, op, microbatch, parts = action
     if parts:
@@ -55,6 +56,8 @@ def requires(
         own = (("F", stage, microbatch), *_restored("RL", stage, microbatch, restored))
         if (microbatch + 1) % placement.slices:
             own = (*own, ("B", stage, microbatch + 1))
+        if placement.barriers and stage == placement.stages - 1:
+            return (*own, *(("ST"[placement.barriers - 1], shard, microbatch) for shard in placement.shards))
         if not 0 <= stage < placement.stages - 1:  # the last stage, or one that does not exist
             return own
         if lowered and "RECV_B" in placement.links[placement.copy(microbatch)][stage]:
@@ -66,6 +69,10 @@ def requires(
         return (("F", stage, microbatch), *_restored("L", stage, microbatch, restored))
     if op == "O":
         return (("F", stage, microbatch),)
+    if op == "S":
+        return (("F", placement.stages - 1, microbatch),)
+    if op == "T":
+        return tuple(("S", shard, microbatch) for shard in placement.shards)
     if op == "L":
         return (("O", stage, microbatch),)
     if op in SEND:
@@ -102,7 +109,7 @@ def produces(action: Action) -> tuple[Result, ...]:
     if parts:
         first, second = parts
         return produces(first) + produces(second)
-    if op in ("F", "R", "O", "L"):
+    if op in ("F", "R", "O", "L", "S", "T"):
         return ((op.value, stage, microbatch),)
     if op in ("B", "I"):
         return (("B", stage, microbatch),)
@@ -122,7 +129,7 @@ def posting(receive: Action) -> Result:
 
 
 # The kinds of results, and the other actions, in the order of their numbers.
-KINDS = ("F", "B", "I", "W", "R", "O", "L", "U", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
+KINDS = (*"FBIWROLUST", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
@@ -240,8 +247,11 @@ class Numbered:
             return ActionBlock(NOTHING, -1, singles, (never,), (None,))
         holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
         runner = min(holders)  # the only one, unless the stages of a pair are on two ranks
-        needless = any(  # a message between two stages of one rank, or beyond the first or last stage
-            op not in COMPUTE | COPIES and WAITS.get(op, op) not in placement.links[placement.copy(microbatch)][stage]
+        needless = any(  # a message between two stages of one rank, or beyond the first or last stage, or no shard
+            stage not in placement.shards
+            if op in SHARED
+            else op not in COMPUTE | COPIES
+            and WAITS.get(op, op) not in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
         wanted, results = requires(action, placement, self.lowered, self.restored), produces(action)

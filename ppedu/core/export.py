@@ -49,7 +49,7 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
         path: Also write the text to this file.
 
     Raises:
-        SettingError: `schedule` is not a Schedule, has no actions, an R or a U, batches of messages or waits for
+        SettingError: `schedule` is not a Schedule, has no actions, R, U, S or T, batches of messages or waits for
             receives, or runs two copies of the model, which torch cannot.
         PipelineError: The file cannot be written.
     """
@@ -103,7 +103,7 @@ def to_zero_bubble(schedule: Schedule) -> list[list[Node]]:
             whose backward is in halves at some stages only, or stages that go neither round the ranks nor down and up.
         ScheduleError: It is not legal.
     """
-    _require("to_zero_bubble", schedule, "zero-bubble's nodes", COMPUTE - {Op.R, Op.U}, ["loop", "v"])
+    _require("to_zero_bubble", schedule, "zero-bubble's nodes", COMPUTE - {Op.R, Op.U, Op.S, Op.T}, ["loop", "v"])
     backwards = {(action.microbatch, action.op) for order in schedule.orders for action in order}
     if mixed := [microbatch for microbatch, op in backwards if op == Op.B and (microbatch, Op.I) in backwards]:
         raise SettingError(
@@ -184,7 +184,7 @@ def _require_one_copy(what: str, schedule: Schedule, form: str) -> None:
 
 
 def _require_plain(schedule: Schedule, form: str) -> None:
-    """Raise SettingError if a forward of `schedule` runs again as an action of its own, or a copy or an update does."""
+    """Raise SettingError if `schedule` has one of the actions R, O, L, U, S and T."""
     if schedule.recomputed:
         again = R(*min(schedule.recomputed))
         raise SettingError(
@@ -200,6 +200,11 @@ def _require_plain(schedule: Schedule, form: str) -> None:
         raise SettingError(
             f"{schedule!r} has {U(*min(schedule.updated))}; in {form}, the optimizer steps once, after the end — take "
             "the schedule without U, such as 1f1b for pipedream"
+        )
+    if schedule.placement.barriers:
+        raise SettingError(
+            f"{schedule!r} has S and T; in {form}, one stage has the head — take the schedule without, such as 1f1b "
+            "for 1f1b-vocab"
         )
 
 

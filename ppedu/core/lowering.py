@@ -2,7 +2,7 @@
 
 `lower` adds a send and a receive wherever a result goes to another rank, and, for weights that are sharded over
 replicas, the actions that gather and free them. `recompute` adds forwards that run again, `offload` copies to the host
-and back, and `merge_backward` joins the halves of a backward.
+and back, `share_head` the parts of a head that all ranks share, and `merge_backward` joins the halves of a backward.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 
-from ppedu.core.actions import RECEIVE, SEND, Action, B, L, O, Op, R, U
+from ppedu.core.actions import RECEIVE, SEND, Action, B, L, O, Op, R, S, T, U
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
-from ppedu.core.grid import align
+from ppedu.core.grid import align, earliest_times
 from ppedu.core.numeric import Number
 from ppedu.core.placement import TOWARDS, Placement, other_end
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
@@ -53,6 +54,8 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         schedule.validate()
     if fsdp and schedule.updated:
         raise SettingError(f"{schedule!r} has {U(*min(schedule.updated))}; sharded weights are updated at the end")
+    if fsdp and schedule.placement.barriers:
+        raise SettingError(f"{schedule!r} shares its head among all ranks; its weights cannot be sharded over replicas")
     orders = _with_messages(schedule)
     if fsdp:
         require_count("resident", resident)
@@ -256,6 +259,63 @@ def offloaded(order: Sequence[Action], chosen: Collection[tuple[int, int]], ahea
         for stage, op, microbatch, _ in action.singles:
             if op is Op.F and (stage, microbatch) in moved:
                 yield O(stage, microbatch)
+
+
+def share_head(schedule: Schedule, barriers: int = 1) -> Schedule:
+    """Return the schedule with an S and a T on each rank for each microbatch: all ranks share the head.
+
+    The sums over all ranks take time, in which other actions run (Yeung et al., arXiv 2411.05288). So S is right
+    behind the last stage's backward of the microbatch before, or the one before that if there are two barriers, and T
+    with the next S. Another rank has them where it is at this time, if F takes 1 and B takes 2. If the last stage has
+    no forwards ahead of its backwards, as in 1F1B, all ranks wait for each sum; `1f1b-vocab-2` has one ahead.
+
+    Args:
+        barriers: How often the ranks wait for each other. 1: S computes the gradient of the head's input, too
+            (algorithm 2 of the paper). 2: T does (algorithm 1).
+
+    Raises:
+        SettingError: The schedule is lowered, is for inference, has two copies of the model or shares its head already,
+            or there are neither 1 nor 2 barriers.
+        ScheduleError: It is not legal.
+    """
+    require_compute("share_head", schedule)
+    placement = schedule.placement
+    barriers = require_count("barriers", barriers, most=2)
+    if schedule.forward_only or placement.copies > 1 or placement.barriers:
+        raise SettingError(
+            f"share_head takes a schedule with backwards, one copy of the model and no S, not {schedule!r}"
+        )
+    schedule.validate()
+    durations: list[int] = []
+    for block in schedule.numbered.blocks:
+        durations += [sum(2 if single.op == Op.B else 1 for single in block.sample.singles)] * schedule.microbatches
+    starts, ends = earliest_times(schedule, durations, lambda *_: 0)
+    last = placement.stages - 1
+    home = placement.rank(last)
+    made, used = {}, {}  # by microbatch: the end of the last stage's forward; the start and the end of its backward
+    for action, start, end in zip(schedule.orders[home], starts[home], ends[home], strict=True):
+        for stage, op, microbatch, _ in action.singles:
+            if stage == last and op == Op.F:
+                made[microbatch] = end
+            elif stage == last and op in (Op.B, Op.I):
+                used[microbatch] = start, end
+    before = [0] * barriers + [end for _, end in used.values()]
+    times = [*accumulate(map(max, map(made.__getitem__, used), before), max), before[len(used)]]
+    parts = []  # a head's actions, and the times at which a rank comes to them
+    for number, (microbatch, (start, _)) in enumerate(used.items()):
+        after = max(times[number : number + 2])
+        parts += [(times[number], S, microbatch), (min(after, start) if barriers == 2 else after, T, microbatch)]
+
+    def sharing(rank: int) -> Iterator[Action]:
+        left = deque(parts)
+        for action, start in zip(schedule.orders[rank], starts[rank], strict=True):
+            while left and left[0][0] <= start:
+                _, make, microbatch = left.popleft()
+                yield make(placement.shards[rank], microbatch)
+            yield action
+        yield from (make(placement.shards[rank], microbatch) for _, make, microbatch in left)
+
+    return replace(schedule, orders=tuple(tuple(sharing(rank)) for rank in range(schedule.ranks)))
 
 
 def merge_backward(schedule: Schedule) -> Schedule:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import index
 from typing import Any
 
-from ppedu.core.actions import SEND, Action, Op
+from ppedu.core.actions import SEND, SHARED, Action, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.validate import require_count, require_name, require_rank, require_size
 
@@ -41,6 +41,8 @@ class Placement:
         split: If there are two copies, the microbatches from `split` on run through the second.
         slices: The slices into which the sequence of each microbatch is cut. The numbers in actions then count slices:
             with 4, 0F6 is the forward of slice 2 of microbatch 1, and so do `split` and `Schedule.microbatches`.
+        barriers: If all ranks share the head, how often they wait for each other in it, 1 or 2; otherwise 0. A schedule
+            sets it by its S and T.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Placement:
     holders: tuple[tuple[int, ...], ...]
     split: int = 0
     slices: int = 1
+    barriers: int = 0
 
     def __post_init__(self) -> None:
         require_name("a placement's name", self.name)
@@ -128,6 +131,22 @@ class Placement:
     def chunks(self) -> int:
         """The number of stages of one copy that a rank holds; if ranks differ, the largest."""
         return max(Counter(self.holders[0]).values())
+
+    @cached_property
+    def shards(self) -> tuple[int, ...]:
+        """By rank, its first stage, after which its part of a head that all ranks share is named."""
+        return tuple(self.holders[0].index(rank) for rank in sorted({*self.holders[0]}))
+
+    def with_barriers(self, orders: Sequence[Sequence[Action]]) -> Placement:
+        """Return the placement with the `barriers` of orders: 2 if the last stage's rank runs T before its backward."""
+        done, last = set(), self.stages - 1
+        for stage, op, microbatch, _ in (each for action in orders[self.holders[0][last]] for each in action.singles):
+            if op == Op.T:
+                done.add(microbatch)
+            elif op in (Op.B, Op.I) and stage == last and microbatch in done:
+                return replace(self, barriers=2)
+        shared = any(action.op in SHARED for order in orders for action in order)
+        return replace(self, barriers=int(shared))
 
     def copy(self, microbatch: int) -> int:
         """Return the copy of the model that `microbatch` runs through, 0 or 1."""

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, WAIT_OF, WAITS, Action, Op
+from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, SHARED, WAIT_OF, WAITS, Action, Op
 from ppedu.core.dependencies import Replay, Result, awaited, posting, produces, requires, waited_for, why_slices_wait
+from ppedu.core.errors import Problem
 from ppedu.core.placement import TOWARDS, other_end
 from ppedu.core.waiting import cycles
 
@@ -18,33 +19,8 @@ if TYPE_CHECKING:
     from ppedu.core.schedule import Schedule
 
 
-class Problem(NamedTuple):
-    """One thing that is wrong.
-
-    Attributes:
-        index: The position in the rank's order, None if the action is missing.
-        kind: "range" (no such stage, microbatch or peer, or what is for a backward in a forward-only schedule), "rank"
-            (not this rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order"
-            (before a dependency on the same rank, or a U that is too late), "deadlock" (ranks that wait for each other
-            in a cycle), "message" (received in another order than sent, or needless), "sharding" (weights not gathered,
-            or twice), "buffer" (filled while another microbatch uses it), "unknown" (a deadlock or not, as the
-            transport decides).
-        message: The problem in a sentence.
-        cycle: Of a deadlock, the rank and the position of each action that waits.
-    """
-
-    rank: int
-    index: int | None  # type: ignore[assignment]  # hides tuple.index, which is not used here
-    action: Action
-    kind: str
-    message: str
-    cycle: tuple[tuple[int, int], ...] = ()
-
-    def __str__(self) -> str:
-        return self.message
-
-
 FORWARD_MESSAGES = (Op.SEND_F, Op.RECV_F)
+NO_SHARED = " is for a head that ranks share, which schedules without backwards or with two copies cannot have"
 NO_UPDATE = " is an update, which schedules without backwards or with two copies of the model cannot have"
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
@@ -83,8 +59,8 @@ class _Inspection:
     @cached_property
     def producers(self) -> dict[Result, Action]:
         """The action that produces each result."""
-        producers = {result: single for single in self.places if single.op not in WAITS for result in produces(single)}
-        producers |= {result: single for single in self.places if single.op in WAITS for result in produces(single)}
+        singles = sorted(self.places, key=lambda single: single.op in WAITS)  # a WAIT replaces its message
+        producers = {result: single for single in singles for result in produces(single)}
         return producers | {posting(single): single for single in self.places if single.op in RECEIVE}
 
     def at(self, rank: int, index: int) -> int:
@@ -101,6 +77,8 @@ class _Inspection:
         yield from self._restored()
         yield from self._updated()
         yield from self._never_summed()
+        if self.placement.barriers:
+            yield from self._shared()
         if self.schedule.lowered:
             yield from self._received_out_of_order()
         if self.blocked:
@@ -152,6 +130,9 @@ class _Inspection:
             yield "range", f": there is no microbatch {microbatch}; {known}"
         elif placement.rank(stage, microbatch) != rank:
             yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
+        elif op in SHARED and stage not in placement.shards:
+            shards = ", ".join(map(str, placement.shards))
+            yield "range", f": a rank's part of a shared head goes by the rank's first stage; these are {shards}"
         elif op in COMMUNICATION and not 0 <= stage + TOWARDS[op] < stages:
             end = "last" if stage else "first"
             peer = "send to" if op in SEND else "receive from"
@@ -237,15 +218,17 @@ class _Inspection:
             for copy, microbatches in enumerate(by_copy):
                 if not microbatches:
                     continue
-                messages = self.placement.links[copy][stage] if self.schedule.lowered else ()
+                others = self.placement.links[copy][stage] if self.schedule.lowered else ()
                 if self.schedule.forward_only:
-                    messages = tuple(op for op in messages if op in FORWARD_MESSAGES)
-                if not self._is_complete(stage, microbatches, messages):
+                    others = tuple(op for op in others if op in FORWARD_MESSAGES)
+                elif self.placement.barriers and stage in self.placement.shards:
+                    others = (*others, Op.S, Op.T)
+                if not self._is_complete(stage, microbatches, others):
                     for microbatch in microbatches:
-                        yield from self._missing_of(stage, microbatch, messages)
+                        yield from self._missing_of(stage, microbatch, others)
 
-    def _is_complete(self, stage: int, microbatches: range, messages: Collection[Op]) -> bool:
-        """Return whether a stage runs F, B (or both halves) and the ops in `messages` once for each microbatch."""
+    def _is_complete(self, stage: int, microbatches: range, others: Collection[Op]) -> bool:
+        """Return whether a stage runs F, B (or both halves) and the ops in `others` once for each microbatch."""
         every = len(microbatches)
 
         def count(op: str) -> int:
@@ -255,9 +238,9 @@ class _Inspection:
         whole, halves, neither = (every, 0, 0), (0, every, every), (0, 0, 0)
         allowed = [neither] if self.schedule.forward_only else [whole, halves]
         backwards = (count("B"), count("I"), count("W"))
-        return backwards in allowed and all(count(op) == every for op in ("F", *messages))
+        return backwards in allowed and all(count(op) == every for op in ("F", *others))
 
-    def _missing_of(self, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
+    def _missing_of(self, stage: int, microbatch: int, others: Collection[Op]) -> Iterator[Problem]:
         """Yield the missing or surplus actions of a microbatch in a stage."""
 
         def runs(op: str) -> bool:
@@ -280,7 +263,7 @@ class _Inspection:
             backward = ()
         elif halves and not runs("B"):
             backward = ("I", "W")
-        for required in ("F", *backward, *messages):
+        for required in ("F", *backward, *others):
             if not runs(required):
                 rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(required), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
@@ -315,8 +298,25 @@ class _Inspection:
         for stage, m in unused.items():
             if m < end and not self.schedule.forward_only and self.placement.copies == 1:
                 rank, last = self.placement.rank(stage), Action(stage, Op.U, end - 1)
-                why = f"{last} is never run: no update uses the gradients from microbatch {m} on"
-                yield Problem(rank, None, last, "missing", f"rank {rank}: {why}")
+                why = f"rank {rank}: {last} is never run: no update uses the gradients from microbatch {m} on"
+                yield Problem(rank, None, last, "missing", why)
+
+    def _shared(self) -> Iterator[Problem]:
+        """Yield S and T that no head can have, or whose sums over all ranks meet in another order than on rank 0."""
+        sums = [Op.S, Op.T][: self.placement.barriers]  # the ops that end with a sum
+        first: dict[tuple[Op, int], int] = {}  # by op and microbatch: the index on rank 0
+        for rank, order in enumerate(self.schedule.orders):
+            own: dict[tuple[Op, int], int] = {}
+            for index, (_, op, microbatch, _) in enumerate(order):
+                if op in SHARED and (self.schedule.forward_only or self.placement.copies > 1):
+                    yield self._problem(rank, index, "range", NO_SHARED)
+                elif op in sums and (rank, index) not in self.misplaced:
+                    own.setdefault((op, microbatch), index)
+            first = own if rank == 0 else first
+            pairs = zip((each for each in own if each in first), (each for each in first if each in own), strict=True)
+            for index, at in [(own[mine], first[other]) for mine, other in pairs if mine != other][:1]:
+                why = f" would meet {self.schedule.orders[0][at]} of rank 0 (position {self.at(0, at)})"
+                yield self._problem(rank, index, "message", f"{why}: all ranks come to their sums in the same order")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent.

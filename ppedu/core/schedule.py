@@ -14,15 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 from ppedu.core import hooks
-from ppedu.core.actions import COMPUTE, COPIES, OVERLAP, TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
+from ppedu.core.actions import COMPUTE, COPIES, OVERLAP, SHARED, TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
 from ppedu.core.csv_format import csv_text, is_layout, is_trace, parse, recognized, text_of
 from ppedu.core.dependencies import Numbered, Replay, Result, replay, waited_for
-from ppedu.core.errors import ParseError, ScheduleError, SettingError
+from ppedu.core.errors import ParseError, Problem, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement, fields_alone
-from ppedu.core.problems import Problem, find_problems
+from ppedu.core.problems import find_problems
 from ppedu.core.validate import UNWRITABLE, require_count, require_instance, require_name, require_rank, require_size
 
 
@@ -62,6 +62,8 @@ class Schedule:
             raise SettingError(f"a schedule for {self.ranks} ranks needs {self.ranks} orders; got {len(rows)}")
         orders = tuple(_order(rank, row) for rank, row in enumerate(rows))
         vars(self).update(microbatches=microbatches, orders=orders)  # frozen, so they cannot be assigned
+        if self.placement.barriers or not SHARED.isdisjoint(self._ops):
+            vars(self).update(placement=self.placement.with_barriers(orders))
 
     __getstate__ = fields_alone
 
@@ -96,8 +98,7 @@ class Schedule:
         chunks = [plural(self.chunks, "chunk")] if self.chunks > 1 else []
         batch = plural(self.microbatches // self.slices, "microbatch")
         batch += f" of {self.slices} slices" if self.slices > 1 else ""
-        only = ["forward only"] if self.forward_only else []
-        return ", ".join([plural(self.ranks, "rank"), *chunks, batch, *only])
+        return ", ".join([plural(self.ranks, "rank"), *chunks, batch, *["forward only"] * self.forward_only])
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of `rank`, in order.
@@ -153,8 +154,8 @@ class Schedule:
 
     @property
     def plain(self) -> bool:
-        """Whether any program can run the schedule: sequences are whole, and there is no R, O, L or U."""
-        return self.slices == 1 and not any(self.words.values())
+        """Whether any program can run the schedule: sequences are whole, and there is no R, O, L, U, S or T."""
+        return self.slices == 1 and not any(self.words.values()) and not self.placement.barriers
 
     @property
     def waits(self) -> bool:

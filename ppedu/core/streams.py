@@ -20,9 +20,8 @@ from typing import Any
 
 from ppedu.core.actions import COMMUNICATION, COPIES, SEND, WAITS, Action
 from ppedu.core.dependencies import awaited
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import Problem, SettingError
 from ppedu.core.placement import other_end
-from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_one_of
 from ppedu.core.waiting import cycles
@@ -41,6 +40,10 @@ def stream_of(transport: str, rank: int, peer: int, sends: bool) -> Stream:
 def require_streamed(schedule: Schedule, transport: str) -> None:
     """Raise SettingError unless `transport` is one of `STREAMED` and results for other ranks have messages."""
     require_one_of("transport", transport, STREAMED)
+    if schedule.placement.barriers:
+        raise SettingError(
+            f"transport={transport!r} is for messages between two; all ranks share a head in {schedule!r}"
+        )
     if not schedule.lowered and any(any(block.links) for block in schedule.numbered.blocks):
         raise SettingError(
             f"transport={transport!r} needs messages, and {schedule.name} is not lowered; take lower(schedule)"

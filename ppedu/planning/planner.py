@@ -320,6 +320,10 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
         raise SettingError(f"{name!r} offloads activations (O), as no plan does; take gis, say")
     if schedule.updated:
         raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
+    if schedule.placement.barriers:
+        raise SettingError(
+            f"{name!r} shares the head in its order; plans do so with shard_vocabulary=True; take 1f1b, say"
+        )
     if shared:
         _ALIVE[key] = schedule
     return schedule

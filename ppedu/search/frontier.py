@@ -140,6 +140,6 @@ def _published(instance: Instance) -> Iterator[Timeline]:
             options = {"slices": slices} if "slices" in options_of(name) else {}
             found = schedule(name, instance.placement.ranks, instance.microbatches, **options)
             again = found.recomputed and not instance.recompute
-            others = found.forward_only or found.updated or found.offloaded or again
+            others = found.forward_only or found.updated or found.offloaded or found.placement.barriers or again
             if not others and (slices > 1 or "slices" not in options):
                 yield simulate(found, instance.costs if found.slices > 1 else replace(instance.costs, lengths=()))

@@ -26,7 +26,7 @@ def published(instance: Instance) -> Iterator[Schedule]:
             found = registered(name, placement.ranks, instance.microbatches, **options)
             found.validate()
             again = found.recomputed and not instance.recompute
-            others = found.forward_only or found.updated or found.offloaded or again
+            others = found.forward_only or found.updated or found.offloaded or found.placement.barriers or again
             if others or (found.placement.holders, found.slices) != (placement.holders, placement.slices):
                 continue
             orders = tuple(tuple(_adapted(instance, order)) for order in found.orders)

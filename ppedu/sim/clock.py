@@ -100,7 +100,7 @@ class TickClock(NamedTuple):
 def of_slices(times: dict[Op, list[Any]], microbatches: int, slices: int, costs: Costs) -> dict[Op, list[Any]]:
     """Return the times of slices, by op and stage, from the means of a sequence's. Tables have them already.
 
-    A slice has its share of a sequence's attention, and of the rest. I has what B has more; W and copies have no more.
+    A slice has its share of a sequence's attention, and of the rest. I has what B has more, the others no more.
     """
     shares = shares_of(costs.lengths, slices)
 
@@ -111,5 +111,6 @@ def of_slices(times: dict[Op, list[Any]], microbatches: int, slices: int, costs:
         each = [slices * (mean * tokens + more * (attention - tokens)) for tokens, attention in shares]
         return tuple([*map(plain, each)] * (microbatches // slices))
 
-    growing = {**times, Op.I: times[Op.B], **dict.fromkeys((Op.W, Op.O, Op.L), [0] * len(times[Op.W]))}
+    others = (Op.W, Op.O, Op.L, Op.S, Op.T)
+    growing = {**times, Op.I: times[Op.B], **dict.fromkeys(others, [0] * len(times[Op.W]))}
     return {op: times[op] if op is Op.U else [*map(table, times[op], growing[op])] for op in times}

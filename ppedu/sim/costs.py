@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Size = Number | Sequence[Number]  # of a share, or of each stage
 Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
-TIMES = ("forward", "backward", "input", "weight", "overlap", "update", "offload")
+TIMES = ("forward", "backward", "input", "weight", "overlap", "update", "offload", "head", "head_backward")
+GIVEN = ("forward", "update", "head", "head_backward")  # times whose default is a number
 
 # From an op, a stage, a slice, and whether that has an R in the order, to the memory that it allocates, and frees.
 Changes = dict[tuple[Op, int, int, bool], tuple[Any, Any]]
@@ -80,6 +81,8 @@ class Costs:
             messages after it. Only for lowered schedules.
         update: The time of U.
         offload: The time of an O, and of an L, by default that of F. They run on the rank's copy engine, one by one.
+        head, head_backward: The times of S and T, where all ranks share the head; a number is that of every rank, and
+            a sequence has that of a rank at its first stage. If there is one barrier, S takes longer, and T less.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -104,6 +107,8 @@ class Costs:
     lengths: Sequence[Number] = ()
     update: Cost = 0
     offload: Cost | None = None
+    head: Cost = 1
+    head_backward: Cost = 1
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):
@@ -112,7 +117,7 @@ class Costs:
         require_instance("recompute", self.recompute, bool, "True or False")
         for name, depth in DEPTHS.items():
             cost = _python(getattr(self, name))
-            if cost is None and name in TIMES and name not in ("forward", "update"):
+            if cost is None and name in TIMES and name not in GIVEN:
                 continue  # it has a default
             if name in ("latency", "transfer"):
                 cost = of_links(name, cost)
@@ -232,7 +237,7 @@ class Costs:
     def durations(
         self, stages: int, ranks: int, microbatches: int | None = None, slices: int = 1
     ) -> dict[Op, list[Any]]:
-        """Return the times of F, B, I, W, R, U, O and L in each stage; arguments and errors as for `per_stage`.
+        """Return the times of F, B, I, W, R, U, O, L, S and T in each stage; arguments and errors as for `per_stage`.
 
         Those of slices are means; `attention` and `lengths` are left to the clock.
 
@@ -269,7 +274,9 @@ class Costs:
             i = in_each(add, i, f)
         u = self.per_stage(self.update, stages, ranks, microbatches)  # whole, whatever the slices
         o = f if self.offload is None else by_stage(self.offload)
-        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w, Op.R: f, Op.U: u, Op.O: o, Op.L: o}
+        s, t = (self.per_stage(cost, stages, stages, microbatches, slices) for cost in (self.head, self.head_backward))
+        halves = {Op.B: b, Op.I: i, Op.W: w}
+        return {Op.F: f, **halves, Op.R: f, Op.U: u, Op.O: o, Op.L: o, Op.S: s, Op.T: t}
 
     def memory_changes(self, schedule: Schedule) -> tuple[Changes, Ticks]:
         """Return the memory that actions allocate at their start and free at their end, and its unit.
@@ -295,9 +302,9 @@ class Costs:
                     Op.B: (left, whole),
                     Op.I: (left, whole * (1 - part)),
                     Op.W: (0, whole * part),
-                    Op.U: (0, 0),
                     Op.O: (0, whole - missing),
                     Op.L: (whole - missing, 0),
+                    **dict.fromkeys((Op.U, Op.S, Op.T), (0, 0)),
                 }
                 for op, (taken, freed) in of_mean.items():
                     for position, share in enumerate(of_slices):

@@ -16,6 +16,7 @@ from ppedu.sim.rows import Span
 from ppedu.sim.timeline import Timeline
 
 NAMES = {Op.F: "forward", Op.R: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight", Op.U: "update"}
+NAMES |= {Op.S: "head", Op.T: "head_backward"}
 SAME = 1e-9  # latencies that differ by at most this are one number
 
 

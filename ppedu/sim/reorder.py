@@ -32,12 +32,12 @@ def reorder(timeline: Timeline) -> Timeline:
 
     No rank's activations have a higher peak than in `timeline`. Overlapped pairs stay pairs; messages and sharding are
     dropped. If no faster order is found, the order does not change, nor if it has a U: forwards before and after it use
-    other weights. Latency is ignored, so the costs should have 0.
+    other weights, or an S, whose sums must meet. Latency is ignored, so the costs should have 0.
     """
     schedule, costs = strip(timeline.schedule), replace(timeline.costs, transport="buffered")
     if schedule != timeline.schedule:
         timeline = simulate(schedule, costs)
-    if schedule.updated or schedule.offloaded:
+    if schedule.updated or schedule.offloaded or schedule.placement.barriers:
         return timeline
     tasks = Tasks(schedule, costs)
     turns = (min(TURN[single.op] for single in action.singles) for action in tasks.actions)

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from ppedu.core import Schedule, SettingError, check, hooks, lower, strip, suggest_placement
+from ppedu.core import Problem, Schedule, SettingError, check, hooks, lower, strip, suggest_placement
 from ppedu.core.checking import TRANSPORTS
 from ppedu.core.numeric import Number, pretty
-from ppedu.core.problems import Problem
 from ppedu.core.schedule import require_schedule
 from ppedu.core.validate import require_number, require_one_of
 from ppedu.sim.simulation import simulate

@@ -39,9 +39,11 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
     "overlap": ("a pair saves", 0, 0.5, 0.01, 0),
     "update": ("U takes", 0, 2, 0.1, 0),
     "offload": ("a copy, in F", 0, 4, 0.1, 1),
+    "head": ("S takes", 0, 4, 0.1, 1),
+    "head_backward": ("T takes", 0, 4, 0.1, 1),
     "memory": ("memory limit", 0, 10**9, 1, 0),  # 0: no limit; the slider ends at what is needed, see `_hungriest`
 }
-COSTS = ("forward", "backward", "weight", "latency", "overlap", "update", "offload")
+COSTS = ("forward", "backward", "weight", "latency", "overlap", "update", "offload", "head", "head_backward")
 
 Settings = dict[str, Any]
 
@@ -223,6 +225,7 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
     if settings["overlap"]:
         costs["overlap"] = (forward + backward) * (1 - settings["overlap"])
     costs |= {name: settings[name] for name in ("latency", "update") if settings[name]}
+    costs |= {name: settings[name] for name in ("head", "head_backward") if settings[name] != 1}
     # Computed exactly and then rounded, so that `code` shows the same numbers. Fractions would make simulating slow.
     return {name: int(cost) if cost == int(cost) else float(cost) for name, cost in costs.items()}
 
@@ -277,7 +280,7 @@ def _hungriest(timeline: Timeline) -> int:
 def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
     """Yield the controls that affect the selected schedule, each as the dict that the browser builds it from.
 
-    The controls for W, for U and for overlapped pairs appear if the schedule that is shown has such actions.
+    The controls for W, U, S, T and overlapped pairs appear if the schedule that is shown has such actions.
     """
     name, shown = settings["schedule"], timeline.schedule
     options = options_of(name)
@@ -290,6 +293,7 @@ def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
             or (key in ("chunks", "slices") and key not in options)
             or (key == "weight" and Op.W not in ops)
             or (key == "update" and Op.U not in ops)
+            or (key in ("head", "head_backward") and Op.S not in ops)
             or (key == "offload" and Op.O not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
         )

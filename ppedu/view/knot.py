@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
-from ppedu.core import COMMUNICATION, SEND, WAITS, Action, Op, Schedule, requires
+from ppedu.core import COMMUNICATION, SEND, WAITS, Action, Op, Problem, Schedule, requires
 from ppedu.core.placement import other_end
-from ppedu.core.problems import Problem
 from ppedu.sim.shrink import shrink
 from ppedu.sim.verify import problems_of
 from ppedu.view.look import COLORS, MARK, ink_on

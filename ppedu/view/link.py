@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -30,7 +31,8 @@ def link(timeline: Timeline, base: str | None = None) -> str:
     if settings is not None:
         return f"{address}#{encode('explore', settings)}"
     place = schedule.placement
-    written = place.name if place == _made(place, schedule.microbatches) else str(list(place.holders[0]))
+    known = replace(place, barriers=0) == _made(place, schedule.microbatches)
+    written = place.name if known else str(list(place.holders[0]))
     if place.copies > 1 and written != place.name:
         raise SettingError("a link cannot hold a placement of one's own with two copies of the model")
     inputs = {"text": schedule.to_csv(), "placement": written, "costs": in_code(given)}

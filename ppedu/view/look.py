@@ -6,7 +6,7 @@ from ppedu.core import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
 COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f", Op.R: "#6fa8f5", Op.U: "#8c5230"}
-COLORS |= {Op.O: "#56616f", Op.L: "#a9b4c4"}
+COLORS |= {Op.O: "#56616f", Op.L: "#a9b4c4", Op.S: "#9a3b76", Op.T: "#d99ac0"}
 NAMES = {
     Op.F: "forward",
     Op.B: "backward",
@@ -14,6 +14,8 @@ NAMES = {
     Op.W: "backward for the weights",
     Op.R: "forward again",
     Op.U: "update of the weights",
+    Op.S: "shared head: logits",
+    Op.T: "shared head: gradients",
     Op.O: "offload to the host",
     Op.L: "load from the host",
 }

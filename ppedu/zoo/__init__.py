@@ -28,6 +28,7 @@ FAMILIES = (
     "mario",
     "offload",
     "asynchronous",
+    "vocabulary",
 )
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

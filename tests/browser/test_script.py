@@ -30,6 +30,7 @@ CASES = [
     pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
     pp.simulate(pp.schedule("gpipe", 2, 3), pp.Costs(forward=0.25, backward=0.5, unit="s", activation=[2, 1])),
     pp.simulate(pp.schedule("pipedream", 3, 5), pp.Costs(update=QUARTER)),
+    pp.simulate(pp.schedule("1f1b-vocab", 3, 5), pp.Costs(head=QUARTER)),
 ]
 each_case = pytest.mark.parametrize("timeline", CASES, ids=lambda t: t.schedule.name)
 
@@ -132,13 +133,17 @@ def test_the_description_of_an_action_is_correct(page, timeline):
     last, ranks = timeline.schedule.stages - 1, {str(single): rank for rank, single, *_ in spans(timeline)}
     needs = {}
     for name in ranks:
-        stage, op, m = re.match(r"(\d+)([FBIWU])(\d+)", name).groups()
+        stage, op, m = re.match(r"(\d+)([FBIWUST])(\d+)", name).groups()
         above = f"{int(stage) + 1}I{m}" if f"{int(stage) + 1}I{m}" in ranks else f"{int(stage) + 1}B{m}"
         needs[name] = {
             "F": {f"{int(stage) - 1}F{m}"} if stage != "0" else set(),
             "W": {f"{stage}I{m}"},
             "U": {f"{stage}B{m}"},
+            "S": {f"{last}F{m}"},
+            "T": {f"{first}S{m}" for first in range(3)},
         }.get(op, {f"{stage}F{m}"} | ({above} if int(stage) < last else set()))
+        if op == "B" and int(stage) == last and timeline.schedule.placement.barriers:
+            needs[name] |= {f"{first}S{m}" for first in range(3)}
 
     def names(text, here, none):
         """Return the listed actions; each action of another rank must be followed by that rank."""
@@ -290,7 +295,7 @@ def test_a_box_carries_its_name_or_its_microbatch_or_nothing_depending_on_its_ow
 
 def test_the_number_on_a_box_can_be_read_on_its_colour(page):
     pairs = page.evaluate(
-        """data => ["op", "microbatch", "stage"].flatMap(by => [..."FBIWRU"].flatMap(op => {
+        """data => ["op", "microbatch", "stage"].flatMap(by => [..."FBIWRUOLST"].flatMap(op => {
           const palette = new script.Palette(data, by);
           const of = k => palette.of(op, k % 32, k % 32, k >> 5);
           return [...Array(128).keys()].map(k => [of(k).fill, of(k).ink]);
@@ -491,7 +496,7 @@ def test_a_hundred_chunks_have_the_shades_that_the_static_picture_gives_them(pag
     found = page.evaluate(
         """data => {
           const palette = new script.Palette(data, "op");
-          return [..."FBIWRU"].flatMap(op => [0, 1].flatMap(m =>
+          return [..."FBIWRUOLST"].flatMap(op => [0, 1].flatMap(m =>
             [...Array(100).keys()].map(chunk => palette.of(op, 0, m, chunk).rgb)));
         }""",
         panel(pp.simulate(pp.schedule("interleaved", 1, 1, chunks=100))),

@@ -218,6 +218,8 @@ def test_a_free_transfer_is_latency(chance, lowered):
 @pytest.mark.parametrize("receive", ["early", "late"])
 @pytest.mark.parametrize("links", ["direction", "pair", "rank"])
 def test_lowered_schedules_of_the_zoo_never_get_stuck(name, receive, links):
+    if pp.schedule(name, 4, 8).placement.barriers:
+        return  # refused, see test_shared_head
     lowered = pp.lower(pp.schedule(name, 4, 8), receive=receive)
     assert pp.check(lowered, transport=links) == []
     timeline = simulate(lowered, Costs(transfer=1, latency=1, transport=links))

@@ -19,6 +19,7 @@ CASES = [
     pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
     pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4))),
     pp.simulate(pp.schedule("pipedream", 3, 5), pp.Costs(update=1)),
+    pp.simulate(pp.schedule("1f1b-vocab", 3, 5)),
 ]
 each_case = pytest.mark.parametrize("timeline", CASES, ids=lambda t: t.schedule.name)
 
@@ -52,7 +53,7 @@ def test_every_action_is_a_box_at_its_time(timeline):
         for rank in range(timeline.schedule.ranks)
         for action, start, end in timeline.spans(rank)
         for single in action.singles
-        if single.op in ("F", "B", "I", "W", "U")
+        if single.op in ("F", "B", "I", "W", "U", "S", "T")
     ]
     found = [(box.rank, label(box), box.start, box.end) for box in Panel(timeline).boxes]
     assert [each[:2] for each in found] == [each[:2] for each in expected]
@@ -84,7 +85,11 @@ def test_a_box_names_the_boxes_that_it_requires(timeline):
             "F": {f"{stage - 1}F{m}"} if stage else set(),
             "W": {f"{stage}I{m}"},
             "U": {f"{stage}B{m}"},
+            "S": {f"{last}F{m}"},
+            "T": {f"{first}S{m}" for first in range(3)},
         }.get(op, {f"{stage}F{m}"} | ({gradient[stage + 1, m]} if stage < last else set()))
+        if op == "B" and stage == last and timeline.schedule.placement.barriers:
+            expected |= {f"{first}S{m}" for first in range(3)}
         assert {label(panel.boxes[source]) for source in found} == expected
 
 

@@ -56,10 +56,13 @@ def run_schedule(
 
     Raises:
         ScheduleError: The schedule is not legal.
-        SettingError: The schedule has two copies of the model, slices of sequences, or updates of the weights (U).
+        SettingError: The schedule has two copies of the model, slices of sequences, updates of the weights (U), or a
+            shared head (S and T).
     """
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
+    if placement.barriers:
+        raise SettingError(f"{schedule.name} shares its head among all ranks, which no rank has here")
     if placement.copies > 1 or placement.slices > 1 or schedule.updated:
         what = "slices" if placement.slices > 1 else "versions" if schedule.updated else "copies of the model"
         raise SettingError(f"{schedule.name} trains several {what}, and nothing here adds up their gradients")

@@ -2,7 +2,7 @@
 // Timelines as Python sends them, and what can be looked up in them. It knows neither canvas nor page.
 
 /**
- * @typedef {"F" | "B" | "I" | "W" | "R" | "U" | "O" | "L"} Op
+ * @typedef {"F" | "B" | "I" | "W" | "R" | "U" | "O" | "L" | "S" | "T"} Op
  * @typedef {[number, number, number]} Color red, green and blue, each from 0 to 255
  * @typedef {{ left: number, right: number }} View the visible part of the time axis
  *

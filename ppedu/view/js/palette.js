@@ -61,7 +61,7 @@ export class Palette {
    */
   of(op, stage, microbatch, chunk) {
     const which = this.by === "op" ? 2 * chunk + (microbatch % 2) : this.by === "microbatch" ? microbatch : stage;
-    const key = which * 8 + "FBIWRUOL".indexOf(op);
+    const key = which * 10 + "FBIWRUOLST".indexOf(op);
     let shade = this.known.get(key);
     if (!shade) {
       const rgb = this.mix(op, which);
@@ -80,6 +80,7 @@ export class Palette {
     if (this.by === "op") return this.shades[op][which >> 1][which % 2];
     // Neighboring microbatches are far apart, neighboring stages close; backwards are darker than forwards.
     const degrees = this.by === "microbatch" ? (which * 137.5) % 360 : (which * 300) / Math.max(1, this.stages);
-    return hue(degrees, { F: 0.66, B: 0.42, I: 0.5, W: 0.34, R: 0.78, U: 0.26, O: 0.6, L: 0.74 }[op]);
+    const light = { F: 0.66, B: 0.42, I: 0.5, W: 0.34, R: 0.78, U: 0.26, O: 0.6, L: 0.74, S: 0.58, T: 0.72 };
+    return hue(degrees, light[op]);
   }
 }
