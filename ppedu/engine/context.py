@@ -17,6 +17,7 @@ from ppedu.engine import clock
 from ppedu.engine.batch import Batching
 from ppedu.engine.control import Control
 from ppedu.engine.gradients import GradientSync
+from ppedu.engine.head import find_head
 from ppedu.engine.interpreter import Handler
 from ppedu.engine.names import Names, Tie
 from ppedu.engine.post_validation import PostValidation, Validation
@@ -96,6 +97,11 @@ class Context:
             raise SettingError(f"{schedule!r} updates weights within a step; leave out replicas and tied")
         if not self.updates:
             require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
+        self.head = find_head(schedule, self.stages, self.group, limit)
+        if self.head and (loss_fn or isinstance(optimizer, PostValidation)):
+            raise SettingError(
+                "a shared head computes the cross-entropy itself, without PostValidation; leave out both"
+            )
         self.validation: Validation | None = None
         if isinstance(optimizer, PostValidation):
             self.validation = Validation(optimizer, self.control, self.gradients)

@@ -82,6 +82,8 @@ class Emulation:
         require_instance("costs", costs, Costs, "Costs in seconds, such as Costs(forward=0.01, backward=0.02)")
         if costs.transport != "buffered":
             raise SettingError(f"emulated messages do not wait for each other; leave out transport={costs.transport!r}")
+        if schedule.placement.barriers:
+            raise SettingError(f"emulated stages have no head, which all ranks share in {schedule!r}")
         self.simulated = simulate(schedule, costs)
         self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
         self.end = 0.0  # when the device's last action ends; 0 before the first

@@ -217,10 +217,12 @@ class GradientSync:
         """
         samples = sizes if all(sizes) else [1] * len(sizes)
         if reduction == "sum":
-            return dict.fromkeys(self.stages, [Fraction(self.replica_count)] * len(samples))
+            return dict.fromkeys(
+                [*self.stages, self.placement.stages - 1], [Fraction(self.replica_count)] * len(samples)
+            )
         weights = {stage: [Fraction(part, sum(samples)) for part in samples] for stage in self.stages}
         last = self.placement.stages - 1
-        if last in weights:
+        if last in weights or self.placement.barriers:  # a shared head needs them on all ranks
             parts = counts or samples
             total = int(self.gather_replicas(torch.tensor([sum(parts)])).sum())
             weights[last] = [Fraction(part * self.replica_count, total) for part in parts]

@@ -25,6 +25,7 @@ from ppedu.engine.stages.stage import as_tuple
 
 if TYPE_CHECKING:
     from ppedu.engine.context import Context
+    from ppedu.engine.head import HeadInStep
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
@@ -187,10 +188,16 @@ class Step:
             y = stage.forward(m, x, **keywords)
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
+        elif self.context.head:
+            self.context.head.send(m, y)
 
     def backward(self, action: Action) -> None:
-        dy = self.receive(action)
-        stage = self.stages[action.stage]
+        stage, head = self.stages[action.stage], self.context.head
+        if head and stage is head.last:
+            dy: Any = head.gradient(action.microbatch)
+            self._start = self.clock.now()
+        else:
+            dy = self.receive(action)
         run = stage.backward_input if action.op == Op.I else stage.backward
         dx = run(action.microbatch, dy)
         if action.stage > 0:
@@ -207,6 +214,21 @@ class Step:
     def backward_weight(self, action: Action) -> None:
         self.stages[action.stage].backward_weight(action.microbatch)
         self.context.shards.end_backward(action.stage)
+
+    def share_logits(self, action: Action) -> None:
+        x = self._head.receive(action.microbatch)
+        self._start = self.clock.now()
+        self._head.logits(action.microbatch, x)
+
+    def share_gradients(self, action: Action) -> None:
+        self._head.told(action.microbatch)
+        self._start = self.clock.now()
+        self._head.gradients(action.microbatch)
+
+    @property
+    def _head(self) -> HeadInStep:
+        assert self.context.head
+        return self.context.head
 
     def update(self, action: Action) -> None:
         self.context.updates[action.stage].update()
@@ -295,6 +317,8 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.O: Step.copy,
     Op.L: Step.copy,
     Op.U: Step.update,
+    Op.S: Step.share_logits,
+    Op.T: Step.share_gradients,
     Op.OVERLAP_F_B: Step.overlapped,
     Op.OVERLAP_B_F: Step.overlapped,
     Op.SEND_F: Step.send,

@@ -284,13 +284,15 @@ class Pipeline(Context):
                     weights.get(index, ()),
                     loss_kwargs,
                     loss_scale,
-                    self.loss_fn if is_last else None,
+                    self.loss_fn if is_last and not self.head else None,
                     outputs=outputs and is_last,
                     timed=False,
                     slices=(self.batching.slices or slices) if slices > 1 else 1,
                     recomputed=program.of(Op.R, index),
                     offloaded=program.of(Op.O, index),
                 )
+            if self.head:
+                self.head.begin(targets, weights[self.schedule.stages - 1], loss_scale)
             return Step(self, program, batch, kinds, self.steps, training)
 
         with evaluation_mode(self.modules, not training), torch.set_grad_enabled(training):
@@ -377,6 +379,10 @@ class Pipeline(Context):
     def _require_given(self, call: str, batch: Batch) -> None:
         if call == "step" and self.schedule.forward_only:
             raise SettingError(f"{self.schedule!r} has no backwards; call eval or forward instead of step")
+        if self.head and call != "step":
+            raise SettingError(f"{self.schedule!r} shares its head, which only step can do; compute the rest yourself")
+        if self.head and not batch.targets:
+            raise SettingError("all ranks share the head, so step needs the targets on all of them")
         if call == "step" and torch.is_inference_mode_enabled():
             raise SettingError("step cannot compute gradients within torch.inference_mode(); use eval there")
         if unknown := set(batch.stage_keywords) - set(range(self.schedule.stages)):

@@ -55,10 +55,10 @@ class Program:
         # As properties of an action alone, these are computed once, and not once a step.
         self.receives = cache(self._receives)
         self.source = cache(self._source)
-        last: dict[int, int] = {}  # by stage, the position of its last backward
+        last: dict[int, int] = {}  # by stage, the position of its last backward or T
         for position, action in enumerate(self.order):
             for single in action.singles:
-                if single.op in (Op.B, Op.W):
+                if single.op in (Op.B, Op.W, Op.T):
                     last[single.stage] = position
         self.trained = frozenset(last)
         self.instructions = [

@@ -260,7 +260,7 @@ for schedule in schedules:
     seen |= set(done)
 ops = [None] * size
 dist.all_gather_object(ops, seen)
-assert set().union(*ops) == {op for op in METHODS if op not in ("U", "UNSHARD", "RESHARD", "REDUCE_GRAD")}
+assert set().union(*ops) == {op for op in METHODS if op not in ("U", "S", "T", "UNSHARD", "RESHARD", "REDUCE_GRAD")}
 assert "unknown op 'SEND'" in outcome(lambda: pipelines[0].on("SEND", counted))
 """,
     "stages take and return several tensors, some without gradients": """

@@ -164,7 +164,7 @@ class Stage:
             if self._keeps_outputs:
                 self.outputs[microbatch] = watchable(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
             if self._loss_fn and len(self.targets):
-                y = self._add(microbatch, self._loss(microbatch, y))
+                y = self.record(microbatch, self._loss(microbatch, y))
         self.clock.note(F(self.index, microbatch), start)
         if again:
             self.again[microbatch] = again
@@ -179,7 +179,7 @@ class Stage:
         Raises:
             PipelineError: the loss is not a scalar, or the microbatch is not between its forward and its backward.
         """
-        weighted = self._add(microbatch, loss)
+        weighted = self.record(microbatch, loss)
         if torch.is_grad_enabled() and weighted.requires_grad:
             if microbatch in self.again:
                 raise PipelineError(f"stage {self.index} recomputes, and then lacks the graph of an additional loss")
@@ -331,7 +331,7 @@ class Stage:
                 y = self._weigh(microbatch, self._loss(microbatch, y), self.loss_scale)
         self._hold(microbatch, xs if received else (), y, keywords.get("past"))
 
-    def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
+    def record(self, microbatch: int, loss: Any) -> torch.Tensor:
         """Record one more loss of a microbatch, and return it times the microbatch's weight and `loss_scale`."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
