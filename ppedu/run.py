@@ -18,7 +18,6 @@ try:
     from ppedu.engine.batch import Batching
     from ppedu.engine.clock import latency
     from ppedu.engine.emulate import Emulation, emulate
-    from ppedu.engine.head import SharedHead
     from ppedu.engine.interpreter import Step
     from ppedu.engine.memory import Memory
     from ppedu.engine.pipeline import Pipeline
@@ -27,6 +26,7 @@ try:
     from ppedu.engine.ranks.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.engine.recording.record import record
     from ppedu.engine.stages.cut import cut
+    from ppedu.engine.stages.head import SharedHead
     from ppedu.engine.stages.local import local_stages
     from ppedu.engine.stages.past import Past
     from ppedu.engine.stages.stage import Stage

@@ -17,7 +17,6 @@ from ppedu.engine import clock
 from ppedu.engine.batch import Batching
 from ppedu.engine.control import Control
 from ppedu.engine.gradients import GradientSync
-from ppedu.engine.head import find_head
 from ppedu.engine.interpreter import Handler
 from ppedu.engine.names import Names, Tie
 from ppedu.engine.post_validation import PostValidation, Validation
@@ -28,6 +27,7 @@ from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.ranks.versions import allow_two_streams
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
+from ppedu.engine.stages.head import find_head
 from ppedu.engine.stages.local import as_stages, find_loss, require_past
 from ppedu.engine.stages.stage import Loss, Stage
 from ppedu.engine.updates import Optimizers, find_updates

@@ -25,7 +25,7 @@ from ppedu.engine.stages.stage import as_tuple
 
 if TYPE_CHECKING:
     from ppedu.engine.context import Context
-    from ppedu.engine.head import HeadInStep
+    from ppedu.engine.stages.head import HeadInStep
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
