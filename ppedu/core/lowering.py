@@ -267,7 +267,7 @@ def share_head(schedule: Schedule, barriers: int = 1) -> Schedule:
     The sums over all ranks take time, in which other actions run (Yeung et al., arXiv 2411.05288). So S is right
     behind the last stage's backward of the microbatch before, or the one before that if there are two barriers, and T
     with the next S. Another rank has them where it is at this time, if F takes 1 and B takes 2. If the last stage has
-    no forwards ahead of its backwards, as in 1F1B, all ranks wait for each sum; `1f1b-vocab-2` has one ahead.
+    no forwards ahead of its backwards, as in 1F1B, all ranks wait for each sum; `1f1b-vocab` has one ahead.
 
     Args:
         barriers: How often the ranks wait for each other. 1: S computes the gradient of the head's input, too
