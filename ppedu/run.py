@@ -18,6 +18,7 @@ try:
     from ppedu.engine.batch import Batching
     from ppedu.engine.clock import latency
     from ppedu.engine.emulate import Emulation, emulate
+    from ppedu.engine.error_feedback import error_feedback
     from ppedu.engine.interpreter import Step
     from ppedu.engine.memory import Memory
     from ppedu.engine.pipeline import Pipeline
@@ -43,7 +44,7 @@ __all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "
 __all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "Past", "PostValidation", "emulate", "latency"]
 __all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
 __all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "one_f_one_b_step", "pointer_step", "record"]
-__all__ += ["SharedHead", "to_torch", "verified"]
+__all__ += ["SharedHead", "error_feedback", "to_torch", "verified"]
 
 # Imported when first used, because the parts of torch that `checkpoint` imports take a second to load.
 LAZY = dict.fromkeys(["TrainConfig", "TrainResult", "train_gpt"], "ppedu.course.training.train")

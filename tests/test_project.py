@@ -112,7 +112,11 @@ def _first_line(node):
 
 @pytest.mark.parametrize(
     "name",
-    [*PAGES, "CONTRIBUTING.md", "docs/instructors.md", "docs/losses.md", "docs/architecture.md", "docs/verdicts.md"],
+    [
+        *PAGES,
+        "CONTRIBUTING.md",
+        *map("docs/{}.md".format, ("architecture", "asynchronous", "instructors", "losses", "verdicts")),
+    ],
 )
 def test_links_and_pictures_exist(name):
     text, folder = (ROOT / name).read_text(encoding="utf-8"), (ROOT / name).parent
