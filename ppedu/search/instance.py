@@ -16,7 +16,7 @@ from ppedu.core.numeric import Number, exact, plural, pretty
 from ppedu.core.validate import require_count, require_instance, require_number
 from ppedu.sim import Costs, require_costs, simulate
 from ppedu.sim.clock import of_slices
-from ppedu.sim.costs import Size
+from ppedu.sim.costs import Table
 from ppedu.sim.lengths import shares_of
 from ppedu.sim.per_link import Link
 
@@ -176,7 +176,7 @@ class Instance:
             return self.activations
         return self._by_part(self.costs.stage_input, self.placement.stages)
 
-    def _by_part(self, size: Size, ranks: int) -> list[Fraction]:
+    def _by_part(self, size: Table, ranks: int) -> list[Fraction]:
         """Return a size of each part, from that of each stage's whole sequences."""
         sizes = map(exact, self.costs.per_stage(size, self.placement.stages, ranks))
         shares = [exact(share.tokens) for share in shares_of(self.costs.lengths, self.placement.slices)]

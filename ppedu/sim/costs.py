@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import chain
 from numbers import Rational
 from operator import add, sub
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import Op, Schedule, SettingError, hooks
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
@@ -22,16 +22,30 @@ if TYPE_CHECKING:
     from ppedu.sim.timeline import Timeline
 
 Size = Number | Sequence[Number]  # of a share, or of each stage
-Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
+Table = Size | Sequence[Number | Sequence[Number]]  # or of each microbatch in a stage
+Cost = Table | Callable[[int, int], Number]
 
 TIMES = ("forward", "backward", "input", "weight", "overlap", "update", "offload", "head", "head_backward")
 GIVEN = ("forward", "update", "head", "head_backward")  # times whose default is a number
 
-# From an op, a stage, a slice, and whether that has an R in the order, to the memory that it allocates, and frees.
-Changes = dict[tuple[Op, int, int, bool], tuple[Any, Any]]
+
+class Changes(NamedTuple):
+    """The memory that actions allocate at their start and free at their end, in ticks.
+
+    Attributes:
+        table: From an op, a stage, a slice, and whether that has an R in the order, to a pair of memories.
+        ticks: Their unit.
+        period: How many slices have memories of their own: one, those of a sequence if their lengths differ, or all if
+            the sizes of microbatches do. Microbatch m has those of slice m % period.
+    """
+
+    table: dict[tuple[Op, int, int, bool], tuple[Any, Any]]
+    ticks: Ticks
+    period: int
+
 
 # The costs, each with the levels of sequences that it may have: 2 by stage and microbatch, 1 by stage.
-DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 1, "stage_input": 1, "weight_memory": 1}
+DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 2, "stage_input": 2, "weight_memory": 1}
 DEPTHS |= dict.fromkeys(("latency", "transfer"), 0)
 
 LARGEST = 1e100  # the largest cost: sums of millions, and their ratios, still fit a float
@@ -44,9 +58,10 @@ class Costs:
     A number is the cost of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of it, so that
     schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an array or
     a tensor; stored as a tuple) gives the cost of each stage instead. Of either, a slice takes its part. For the time
-    of an action, an entry may again be a sequence, of the times of each microbatch, or of each slice if there are
-    several: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. A function `f(stage, microbatch)` gives the same; a
-    timeline holds it as a table. Integers and Fractions give exact times, floats give floats.
+    of an action, and for `activation` and `stage_input`, an entry may again be a sequence, of the costs of each
+    microbatch, or of each slice if there are several: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. For a
+    time, a function `f(stage, microbatch)` gives the same; a timeline holds it as a table. Integers and Fractions give
+    exact times, floats give floats.
 
     Args:
         forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both
@@ -96,9 +111,9 @@ class Costs:
     overlap: Cost | None = None
     latency: LinkCost = 0
     weight_memory: Size = 1
-    activation: Size = 1
+    activation: Table = 1
     recompute: bool = False
-    stage_input: Size = 0
+    stage_input: Table = 0
     unit: str = ""
     memory_unit: str = ""
     transfer: LinkCost = 0
@@ -278,39 +293,48 @@ class Costs:
         halves = {Op.B: b, Op.I: i, Op.W: w}
         return {Op.F: f, **halves, Op.R: f, Op.U: u, Op.O: o, Op.L: o, Op.S: s, Op.T: t}
 
-    def memory_changes(self, schedule: Schedule) -> tuple[Changes, Ticks]:
-        """Return the memory that actions allocate at their start and free at their end, and its unit.
+    def memory_changes(self, schedule: Schedule) -> Changes:
+        """Return the memory that actions allocate at their start and free at their end.
 
-        The changes are a pair of numbers of ticks by op, stage, slice and whether the microbatch has an R in the order.
         An activation of 10, with a weight_memory of 0.4: F allocates 10, B frees 10, I frees 6 and W 4. If the forward
         is recomputed from an input of 1, F allocates 1, and R, B or I the other 9. O frees what F has allocated, and L
         allocates it again.
         """
-        stages, ranks, slices = schedule.stages, schedule.ranks, schedule.slices
-        activations = self.per_stage(self.activation, stages, ranks, slices=slices)
-        inputs = self.per_stage(self.stage_input, stages, stages, slices=slices)
+        stages, slices = schedule.stages, schedule.slices
+        activations = self.per_stage(self.activation, stages, schedule.ranks, schedule.microbatches, slices)
+        inputs = self.per_stage(self.stage_input, stages, stages, schedule.microbatches, slices)
         parts = self.per_stage(self.weight_memory, stages, stages)
-        changes: Changes = {}
-        of_slices = [slices * share.tokens for share in shares_of(self.lengths, slices)]  # 1 on average
+        of_mean = [slices * share.tokens for share in shares_of(self.lengths, slices)]  # 1 on average
+        period = slices if self.lengths else 1
+        if any(isinstance(size, tuple) for size in activations + inputs):
+            period = schedule.microbatches
+
+        def sizes(size: Any) -> Sequence[Any]:
+            """Return the size of each slice: a table has it, and a mean goes by the tokens."""
+            return size if isinstance(size, tuple) else [size * of_mean[m % slices] for m in range(period)]
+
+        table: dict[tuple[Op, int, int, bool], tuple[Any, Any]] = {}
         for again in (False, True) if schedule.recomputed else (False,):
-            for stage, (whole, held, part) in enumerate(zip(activations, inputs, parts, strict=True)):
-                missing = whole - held if again or self.recompute else 0  # after F
-                left = 0 if again else missing  # before B or I
-                of_mean = {
-                    Op.F: (whole - missing, 0),
-                    Op.R: (missing, 0),
-                    Op.B: (left, whole),
-                    Op.I: (left, whole * (1 - part)),
-                    Op.W: (0, whole * part),
-                    Op.O: (0, whole - missing),
-                    Op.L: (whole - missing, 0),
-                    **dict.fromkeys((Op.U, Op.S, Op.T), (0, 0)),
-                }
-                for op, (taken, freed) in of_mean.items():
-                    for position, share in enumerate(of_slices):
-                        changes[op, stage, position, again] = taken * share, freed * share
-        ticks = Ticks(chain(*changes.values()))
-        return {key: (ticks.count(taken), ticks.count(freed)) for key, (taken, freed) in changes.items()}, ticks
+            for stage, part in enumerate(parts):
+                for position, (whole, held) in enumerate(
+                    zip(sizes(activations[stage]), sizes(inputs[stage]), strict=True)
+                ):
+                    missing = whole - held if again or self.recompute else 0  # after F
+                    left = 0 if again else missing  # before B or I
+                    of_slice = {
+                        Op.F: (whole - missing, 0),
+                        Op.R: (missing, 0),
+                        Op.B: (left, whole),
+                        Op.I: (left, whole * (1 - part)),
+                        Op.W: (0, whole * part),
+                        Op.O: (0, whole - missing),
+                        Op.L: (whole - missing, 0),
+                        **dict.fromkeys((Op.U, Op.S, Op.T), (0, 0)),
+                    }
+                    table |= {(op, stage, position, again): change for op, change in of_slice.items()}
+        ticks = Ticks(chain(*table.values()))
+        counted = {key: (ticks.count(taken), ticks.count(freed)) for key, (taken, freed) in table.items()}
+        return Changes(counted, ticks, period)
 
 
 def require_costs(costs: Costs | None) -> Costs:

@@ -74,10 +74,10 @@ class Tasks:
         durations, self.per_one = clock.durations(schedule.numbered), clock.ticks.per_one
         self.duration = [durations[entries[rank][index]] for rank, index in steps]
 
-        changes, _ = costs.memory_changes(schedule)
-        again, slices = schedule.recomputed, schedule.slices
+        table, _, period = costs.memory_changes(schedule)
+        again = schedule.recomputed
         memory = [
-            [changes[op, stage, m % slices, (stage, m) in again] for stage, op, m, _ in action.singles]
+            [table[op, stage, m % period, (stage, m) in again] for stage, op, m, _ in action.singles]
             for action in self.actions
         ]
         self.takes = [sum(taken for taken, _ in each) for each in memory]

@@ -41,13 +41,13 @@ def repeat_costs(costs: Costs, schedule: Schedule, steps: int) -> Costs:
 
 
 def _by_stage(costs: Costs, stages: Callable[[Any], Iterable[Any]], microbatches: Sequence[int]) -> Costs:
-    """Return costs with only these microbatches, in this order, where times vary by microbatch.
+    """Return costs with only these microbatches, in this order, where times or sizes vary by microbatch.
 
     Args:
         stages: Returns the cost of each stage.
     """
     tables: dict[str, Any] = {}
-    for name in TIMES:
+    for name in (*TIMES, "activation", "stage_input"):
         cost = getattr(costs, name)
         if isinstance(cost, tuple):
             tables[name] = [

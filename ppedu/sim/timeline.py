@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import COPIES, TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
-from ppedu.core.numeric import Ticks, plain, pretty, ratio
+from ppedu.core.numeric import plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
 from ppedu.sim.rows import Row, Span
 from ppedu.sim.versions import versions
@@ -145,7 +145,7 @@ class Timeline:
             found = self._changes_in_time(row) if self.schedule.offloaded else self._memory_changes(row)
             changes = (change for _, change in found)
             peaks.append(max(accumulate(changes, initial=0)))
-        _, ticks = self._changes
+        ticks = self._changes.ticks
         return tuple(map(plain, ticks.numbers(peaks)))
 
     @cached_property
@@ -210,13 +210,12 @@ class Timeline:
         row = self.spans(rank)
         changes = self._changes_in_time(row)
         times = [time for time, _ in changes]
-        _, ticks = self._changes
-        held = ticks.numbers(accumulate((change for _, change in changes), initial=0))
+        held = self._changes.ticks.numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _changes(self) -> tuple[Changes, Ticks]:
-        """The memory that actions allocate or free, and its unit; see `Costs.memory_changes`."""
+    def _changes(self) -> Changes:
+        """The memory that actions allocate or free."""
         return self.costs.memory_changes(self.schedule)
 
     def _changes_in_time(self, row: Sequence[Span]) -> list[tuple[Any, Any]]:
@@ -227,17 +226,17 @@ class Timeline:
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
-        changes, _ = self._changes
-        infers, recomputed, slices = self.schedule.forward_only, self.schedule.recomputed, self.schedule.slices
+        table, _, period = self._changes
+        infers, recomputed = self.schedule.forward_only, self.schedule.recomputed
         # The fields of an action on which its changes depend: stage and op, and the microbatch if these differ.
-        fields = 3 if recomputed or self.costs.lengths else 2
+        fields = 3 if recomputed or period > 1 else 2
         known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
         actions = row.actions if isinstance(row, Row) else [span.action for span in row]
         for index, action in enumerate(actions):
             key = action.parts or action[:fields]
             if key not in known:
-                keys = [(op, stage, m % slices, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
-                found = [changes[each] for each in keys if each in changes]
+                keys = [(op, stage, m % period, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
+                found = [table[each] for each in keys if each in table]
                 freed = [-(allocated if infers else freed) for allocated, freed in found]
                 known[key] = [change for change in (*(each for each, _ in found), *freed) if change]  # F before B
             for change in known[key]:

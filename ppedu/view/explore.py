@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from ppedu.core import Op, PipelineError, Schedule, SettingError
-from ppedu.core.numeric import Number, pretty
+from ppedu.core.numeric import pretty
 from ppedu.core.validate import require_instance
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
@@ -269,11 +269,11 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
 def _hungriest(timeline: Timeline) -> int:
     """Return how many activations a rank holds, rounded up, if it runs all its forwards before any backward."""
     schedule, costs = timeline.schedule, timeline.costs
-    sizes: list[Number] = costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
+    sizes = costs.per_stage(costs.activation, schedule.stages, schedule.ranks, schedule.microbatches)
     held = []
     for order in schedule.orders:
-        singles = [single for action in order for single in action.singles]
-        held.append(sum(sizes[single.stage] for single in singles if single.op == Op.F))
+        forwards = [(sizes[stage], m) for action in order for stage, op, m, _ in action.singles if op == Op.F]
+        held.append(sum(size[m] if isinstance(size, tuple) else size for size, m in forwards))
     return ceil(max(held))
 
 

@@ -223,17 +223,17 @@ class Panel:
 
     @property
     def _changes(self) -> Data:
-        """The memory that boxes allocate at their start and free at their end, and its unit.
+        """The memory that boxes allocate at their start and free at their end, its unit, and how many slices differ.
 
         By stage, op and slice, such as 2B0, or 2B0R if its forward runs again.
         """
         schedule = self.timeline.schedule
-        changes, ticks = self.timeline.costs.memory_changes(schedule)
+        table, ticks, period = self.timeline.costs.memory_changes(schedule)
         pairs: dict[str, tuple[float, float]] = {}
-        for (op, stage, position, again), (held, freed) in changes.items():
+        for (op, stage, position, again), (held, freed) in table.items():
             key = f"{stage}{op}{position}{'R' if again else ''}"
             pairs[key] = float(held), float(held if schedule.forward_only else freed)
-        return {"changes": pairs, "one": ticks.per_one}
+        return {"changes": pairs, "one": ticks.per_one, "period": period}
 
     @without_gc()
     def state(self, factor: int, unit: str, brief: bool = False) -> Data:

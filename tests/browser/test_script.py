@@ -28,7 +28,7 @@ CASES = [
     pp.simulate(pp.schedule("zb-v", 3, 6), pp.Costs(latency=QUARTER)),
     pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4)), pp.Costs(forward=2500, backward=6250, unit="ms")),
     pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
-    pp.simulate(pp.schedule("gpipe", 2, 3), pp.Costs(forward=0.25, backward=0.5, unit="s", activation=[2, 1])),
+    pp.simulate(pp.schedule("gpipe", 2, 3), pp.Costs(forward=0.25, backward=0.5, unit="s", activation=[2, [1, 3, 2]])),
     pp.simulate(pp.schedule("pipedream", 3, 5), pp.Costs(update=QUARTER)),
     pp.simulate(pp.schedule("1f1b-vocab", 3, 5), pp.Costs(head=QUARTER)),
 ]

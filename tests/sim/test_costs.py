@@ -75,8 +75,8 @@ def test_costs_that_are_not_numbers_of_at_least_0_are_refused():
 
 
 @pytest.mark.parametrize("name", ["activation", "stage_input", "weight_memory"])
-def test_memory_does_not_vary_by_microbatch(name):
-    for value in [[[1]], {}, {(0, 1): 1}, lambda stage, microbatch: 1]:
+def test_memory_is_given_by_numbers_alone(name):
+    for value in [[[1]] if name == "weight_memory" else [[[1]]], {}, {(0, 1): 1}, lambda stage, microbatch: 1]:
         with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
             Costs(**{name: value})
 

@@ -1,6 +1,7 @@
 """Costs that vary by microbatch and by link: compared with the stepper's and the judge's times."""
 
 import pickle
+import random
 import re
 from fractions import Fraction
 from functools import partial
@@ -287,3 +288,47 @@ def test_formulas_are_for_equal_microbatches_and_links():
         for formula in (partial(theory.idle, "1f1b"), theory.least_makespan):
             with pytest.raises(SettingError, match=r"formulas are for equal .*; give one number for "):
                 formula(2, 2, costs=costs)
+
+
+# --- sizes --------------------------------------------------------------------------------------------------------
+
+
+def held(order, sizes):
+    """Return the peak of a rank's activations, of whole backwards, by walking along its order."""
+    peak = now = 0
+    for _, op, m, _ in order:
+        now += sizes[m] if op == "F" else 0
+        peak = max(peak, now)
+        now -= sizes[m] if op == "B" else 0
+    return peak
+
+
+def test_activations_may_vary_by_microbatch():
+    sizes = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
+    for name in ("gpipe", "1f1b"):
+        made = pp.schedule(name, 2, 5)
+        expected = tuple(map(held, made.orders, sizes))
+        costs = Costs(activation=sizes)
+        assert simulate(made, costs).peak_activations == expected
+        thirds = [[Fraction(size, 3) for size in row] for row in sizes]
+        third = simulate(made, Costs(activation=thirds))
+        assert third.peak_activations == tuple(Fraction(peak, 3) for peak in expected)
+        for barrier in (True, False):
+            steps = simulate(made, costs, steps=2, barrier=barrier)
+            assert steps.peak_activations == expected and steps.steps[1].peak_activations == expected
+    inputs = simulate(
+        pp.schedule("gpipe", 2, 5), Costs(activation=sizes, recompute=True, stage_input=[[1, 0, 0, 0, 2], 1])
+    )
+    # While a microbatch is recomputed, the inputs of later ones are held: that of 4, or of all.
+    assert inputs.peak_activations == (4 + 2, 9 + 4)
+
+
+def test_reordering_keeps_within_sizes_by_microbatch():
+    chance = random.Random(5)
+    for _ in range(20):
+        sizes = [[chance.randint(1, 9) for _ in range(6)]] * 3
+        timeline = simulate(pp.schedule("1f1b", 3, 6), Costs(sizes, activation=sizes))
+        found = reorder(timeline)
+        assert found.makespan <= timeline.makespan
+        walked = [*map(held, found.schedule.orders, sizes)]
+        assert all(peak <= most for peak, most in zip(walked, timeline.peak_activations, strict=True))

@@ -24,7 +24,7 @@ const gpipe = () =>
     slices: 1,
     needs: { "0F": [], "1F": [["F", 0, 0]], "1B": [["F", 1, 0]], "0B": [["F", 0, 0], ["B", 1, 0]] },
     gaps: [[0, 2, 5, "rank 0 waits"]],
-    memory: { one: 2, changes: { "0F0": [2, 0], "1F0": [2, 0], "0B0": [0, 2], "1B0": [0, 2] } },
+    memory: { one: 2, period: 1, changes: { "0F0": [2, 0], "1F0": [2, 0], "0B0": [0, 2], "1B0": [0, 2] } },
     outline: null,
   });
 
@@ -42,7 +42,7 @@ test("a slice needs the one before, and its backward the one after, of its own s
     },
     needs: { "0F": [["F", 0, -1]], "0B": [["F", 0, 0], ["B", 0, 1]], "0R": [["F", 0, 0]] },
     gaps: [],
-    memory: { one: 1, changes: { "0F0": [2, 0], "0F1": [3, 0], "0B0": [0, 2], "0B1": [0, 3], "0F0R": [1, 0], "0R0R": [1, 0] } },
+    memory: { one: 1, period: 2, changes: { "0F0": [2, 0], "0F1": [3, 0], "0B0": [0, 2], "0B1": [0, 3], "0F0R": [1, 0], "0R0R": [1, 0] } },
     outline: null,
   });
   assert.deepEqual([0, 1, 2, 3, 4].map((i) => timeline.sources(i)), [[], [0], [1], [0, 2], []]);

@@ -49,9 +49,9 @@
  *   results that these boxes require, and the steps from their own slice to that of the result
  * @property {Record<Op, [Color, Color][]>} shades by op, chunk and parity of the microbatch
  * @property {[number, number, number, string][]} gaps rank, start, end and the reason
- * @property {{ one: number, changes: Record<string, [number, number]> } | null} memory what boxes allocate at their start
- *   and free at their end, where `one` is one activation, by stage, op and slice, such as 2B0, or 2B0R if there is an R;
- *   null: memory is not shown
+ * @property {{ one: number, period: number, changes: Record<string, [number, number]> } | null} memory what boxes allocate
+ *   at their start and free at their end, where `one` is one activation, by stage, op and slice (the microbatch modulo
+ *   `period`), such as 2B0, or 2B0R if there is an R; null: memory is not shown
  * @property {import("./why.js").Part[]} peaks
  * @property {number} until a time that the axis must reach
  * @property {number | null} cap
@@ -220,7 +220,7 @@ export class Timeline {
   memory(rank) {
     const { start, end, op, stage, microbatch, part } = this.boxes;
     if (this.curves[rank] || !this.data.memory) return this.curves[rank] ?? [[0], [0]];
-    const { one, changes } = this.data.memory;
+    const { one, period, changes } = this.data.memory;
     const [times, values] = (this.curves[rank] = [[0], [0]]);
     /** @type {[number, number][]} */
     const steps = [];
@@ -230,7 +230,7 @@ export class Timeline {
     /** @param {number} k */
     const change = (k) => {
       const recomputed = again && this.find(`${stage[k]}R${microbatch[k]}`) !== undefined;
-      return changes[`${stage[k]}${op[k]}${microbatch[k] % this.data.slices}${recomputed ? "R" : ""}`];
+      return changes[`${stage[k]}${op[k]}${microbatch[k] % period}${recomputed ? "R" : ""}`];
     };
     for (let row = rank; row < this.rows.length - 1; row += this.data.ranks)
       for (let i = this.rows[row]; i < this.rows[row + 1]; i++) {
