@@ -131,6 +131,12 @@ CALLS = {
         *[True, 2, 1, False, "v"],
     ),
     "equal_time_slices": (pp.equal_time_slices, 8, 2, 0.5),
+    "dynamic_microbatches": (
+        lambda lengths, ranks, tokens: pp.dynamic_microbatches(lengths, ranks, math.hypot, tokens=tokens),
+        *[[1], 2, 4],
+    ),
+    "order_by_clusters": (lambda times, clusters: pp.order_by_clusters(times, sum, clusters), [2, 1], 2),
+    "dynapipe": (lambda *given: pp.dynapipe(*given[:3], memory=given[3]), 2, 3, None, 2),
     "Costs.transport": (lambda transport: Costs(transport=transport), "pair"),
     "check, transport": (lambda transport: pp.check(pp.lower(SCHEDULE), transport=transport), "pair"),
     "check, buffers": (lambda buffers: pp.check(SCHEDULE, buffers=buffers), 2),
