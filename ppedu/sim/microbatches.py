@@ -116,7 +116,7 @@ def _listed(name: str, numbers: Iterable[Any]) -> list[Any]:
 
 
 def dynapipe(ranks: int, microbatches: int, costs: Costs | None = None, *, memory: Number | None = None) -> Schedule:
-    """Return a schedule in which as many microbatches are under way as fit into each rank's memory.
+    """Return a schedule in which as many microbatches are in flight as fit into each rank's memory.
 
     In each cycle, a rank runs the next backward and the next forward, if they have arrived in the cycle before, and if
     the forward's activation fits. 1F1B waits for the backward that it expects. Here a rank has others at hand, so that

@@ -92,6 +92,26 @@ for name in some("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"):
         assert torch.allclose(loss, mean) and torch.allclose(pipeline.losses, torch.stack(losses))
     assert len(sizes) > 3
 """,
+    "microbatches may have unlike numbers of sequences and tokens": """
+lengths = [9, 2, 2, 8, 3, 5, 2, 7]
+groups = pp.dynamic_microbatches(lengths, 4, lambda count, length: 5 + count * length, tokens=12)
+shapes = [(len(group), lengths[group[0]], 4) for group in groups]
+assert len(set(shapes)) > 3
+schedule = pp.dynapipe(4, len(groups), pp.Costs(activation=[[a * b for a, b, _ in shapes]] * 4), memory=24)
+assert schedule.orders != pp.schedule("1f1b", 4, len(groups)).orders
+batching = Batching(count=lambda y: y[..., 0].numel())
+pipeline, model = make(schedule, batching=batching), [layer(stage) for stage in range(4)]
+for step in range(2):  # in the second one, all shapes are in another order
+    xs = [numbers(*shape) for shape in shapes[step:] + shapes[:step]]
+    ys = [x.flip(1) for x in xs]
+    total, losses = sum(x[..., 0].numel() for x in xs), []
+    for x, y in zip(xs, ys):
+        losses.append(fn.mse_loss(nn.Sequential(*model)(x), y))
+        (losses[-1] * x[..., 0].numel() / total).backward()
+    pipeline.step(xs, ys)
+    agree(pipeline, model)
+    assert torch.equal(pipeline.losses, torch.stack(losses))
+""",
     "gradients of bfloat16 weights are summed in fp32": """
 def stages(count, grad_dtype=torch.float32):
     made = {stage: layer(stage).to(torch.bfloat16) for stage in range(count)}

@@ -135,6 +135,28 @@ def test_no_order_within_the_memory_is_much_faster():
     assert ours < 1.06 and of_1f1b > 1.12, (ours, of_1f1b)
 
 
+def test_dynapipe_buys_time_with_memory():
+    """In good orders, it takes longer than 1F1B with as much memory, and less with twice as much."""
+    dice, ratios = random.Random(5), []
+    for _ in range(5):
+        times = [round(20 * dice.lognormvariate(0, 0.5)) for _ in range(8)]
+
+        def in_good_order(make, times=times):
+            def step(order):
+                costs = of([times[m] for m in order], 4, [[times[m] for m in order]] * 4)
+                return pp.simulate(make(costs), costs)
+
+            return step(pp.order_by_clusters(times, lambda order: step(order).makespan))
+
+        usual = in_good_order(lambda _: pp.schedule("1f1b", 4, 8))
+        memory = max(usual.peak_activations)
+        for factor in (1, 2):
+            found = in_good_order(lambda costs, most=factor * memory: pp.dynapipe(4, 8, costs, memory=most))
+            assert max(found.peak_activations) <= factor * memory
+            ratios.append(found.makespan / usual.makespan)
+    assert sum(ratios[::2]) > 5 * 1.02 and sum(ratios[1::2]) < 5 * 0.97, ratios
+
+
 def test_for_equal_microbatches_it_takes_as_long_as_1f1b():
     for ranks, microbatches in ((1, 1), (2, 5), (4, 8), (5, 3)):
         made = pp.dynapipe(ranks, microbatches)
