@@ -282,7 +282,7 @@ def _bug(name: str, text: str, where: Where, fix: str) -> Fault:
 _FAULTS = [
     Fault(
         "illegal order",
-        "a rank's order lacks an action, or has one before what it depends on",
+        "a rank's order lacks a backward that another rank waits for, or has one before its forward",
         ("order",),
         *RANK,
         _plant_order,

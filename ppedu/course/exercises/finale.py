@@ -225,6 +225,8 @@ def described(cure: Mapping[str, Any]) -> str:
     for name, value in cure.items():
         if isinstance(value, Schedule):
             settings.append(f'{name}=pp.schedule("{value.name}", {value.ranks}, {value.microbatches})')
+        elif name == "layers":
+            settings.append(f"{name}={tuple(int(each) if each % 1 == 0 else each for each in value)}")
         else:
             settings.append(f"{name}={value!r}")
     return ", ".join(settings)
