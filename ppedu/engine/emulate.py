@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core import COMPUTE, OVERLAP, Action, Schedule, SettingError
+from ppedu.core import COMPUTE, OVERLAP, Action, Schedule, SettingError, require_schedule
 from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.interpreter import Step
 from ppedu.engine.pipeline import Pipeline
@@ -79,6 +79,7 @@ class Emulation:
         timeout: float = 60.0,
         barrier: bool = True,
     ):
+        require_schedule("emulate", schedule)
         require_instance("costs", costs, Costs, "Costs in seconds, such as Costs(forward=0.01, backward=0.02)")
         if costs.transport != "buffered":
             raise SettingError(f"emulated messages do not wait for each other; leave out transport={costs.transport!r}")

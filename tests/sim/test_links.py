@@ -225,7 +225,8 @@ def test_lowered_schedules_of_the_zoo_never_get_stuck(name, receive, links):
     timeline = simulate(lowered, Costs(transfer=1, latency=1, transport=links))
     compute = simulate(pp.schedule(name, 4, 8), Costs(latency=2))
     assert timeline.busy == compute.busy and timeline.makespan >= compute.makespan
-    assert timeline.peak_activations == compute.peak_activations
+    if not lowered.offloaded:  # the times of copies decide what is held
+        assert timeline.peak_activations == compute.peak_activations
 
 
 # --- what a timeline shows ----------------------------------------------------------------------------------------

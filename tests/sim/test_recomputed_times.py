@@ -71,7 +71,8 @@ def test_an_r_before_each_backward_never_waits_longer_and_holds_the_same(name):
     schedule = pp.schedule(name, 4, 8)
     inside = Costs(recompute=True, stage_input=Fraction(1, 8), activation=2)
     before, after = simulate(pp.strip(schedule), inside), simulate(pp.recompute(schedule), inside)
-    assert after.peak_activations == before.peak_activations and after.makespan <= before.makespan
+    assert after.makespan <= before.makespan
+    assert after.peak_activations == before.peak_activations or schedule.offloaded
     assert after == simulate(pp.recompute(schedule), replace(inside, recompute=False)) or after.busy == before.busy
     assert schedule.forward_only or sum(after.busy) == sum(before.busy)
 
