@@ -57,6 +57,7 @@ __all__ += ["align", "check", "label", "lower", "merge_backward", "offload", "re
 __all__ += ["simulate", "strip", "verify"]
 __all__ += ["register", "schedule", "schedules", "versions"]
 __all__ += [
+    "braid",
     "compare",
     "differences",
     "doctor",
@@ -75,6 +76,7 @@ __all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "prefill",
 
 # Names that are imported when first used, each with the module that defines it or that it stands for.
 LAZY = {
+    "braid": "ppedu.sim.braid",
     "calibrate": "ppedu.planning.calibration",
     "divide": "ppedu.planning.divide",
     "compare": "ppedu.view.interactive",

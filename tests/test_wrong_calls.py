@@ -131,6 +131,8 @@ CALLS = {
         ).summary(),
         *[True, 2, 1, False, "v"],
     ),
+    "braid": (pp.braid, [("attention", 2)], [("all-reduce", 1, "network"), ("attention", 2)]),
+    "Braid.costs": (pp.braid([("attention", 2)], [("attention", 2)]).costs, 2),
     "equal_time_slices": (pp.equal_time_slices, 8, 2, 0.5),
     "dynamic_microbatches": (
         lambda lengths, ranks, tokens: pp.dynamic_microbatches(lengths, ranks, math.hypot, tokens=tokens),

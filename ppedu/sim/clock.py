@@ -21,14 +21,15 @@ class TickClock(NamedTuple):
     Attributes:
         alone: `alone[op][stage]` is the time of an action on its own, or a tuple of the times by microbatch. Those of B
             and I are without recomputation.
-        paired: `paired[op][stage]` is its contribution to the time of an overlapped pair.
+        paired: `paired[Op.B][op][stage]` is its contribution to the time of an overlapped pair. Pairs with an I have
+            `paired[Op.I]` if that has a time of its own.
         latency, transfer: As in `Costs`, in ticks.
         ticks: The unit.
         recompute: As in `Costs`: a B or I takes as long as an R more, unless its microbatch has an R in the order.
     """
 
     alone: dict[Op, list[Any]]
-    paired: dict[Op, list[Any]]
+    paired: dict[Op, dict[Op, list[Any]]]
     latency: LinkCost
     transfer: LinkCost
     ticks: Ticks
@@ -39,17 +40,19 @@ class TickClock(NamedTuple):
         """Return the clock for a schedule's stages and microbatches at these costs."""
         size = schedule.stages, schedule.ranks, schedule.microbatches, schedule.slices
         alone = (replace(costs, recompute=False) if costs.recompute else costs).durations(*size)
-        paired = alone
-        if costs.overlap is not None:
-            pairs = costs.per_stage(costs.overlap, *size)
-            half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
-            paired = dict.fromkeys(alone, half) | {Op.R: [0] * schedule.stages}
+        paired = {Op.B: alone}
+        for backward, overlap in ((Op.B, costs.overlap), (Op.I, costs.overlap_input)):
+            if overlap is not None:
+                pairs = costs.per_stage(overlap, *size)
+                half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
+                paired[backward] = dict.fromkeys(alone, half) | {Op.R: [0] * schedule.stages}
         if costs.lengths or (schedule.slices > 1 and costs.attention):
-            alone, paired = (of_slices(times, *size[2:], costs) for times in (alone, paired))
+            alone, *tables = (of_slices(times, *size[2:], costs) for times in (alone, *paired.values()))
+            paired = dict(zip(paired, tables, strict=True))
             ops = {single.op for block in schedule.numbered.blocks for single in block.sample.singles}
             if Op.I in ops and min(flat(alone[Op.I])) < 0:
                 raise SettingError("all attention of B is in I, which takes less; give less attention")
-        numbers = list(flat(chain(*alone.values(), *paired.values())))
+        numbers = list(flat(chain(*(times for table in (alone, *paired.values()) for times in table.values()))))
         for cost in (costs.latency, costs.transfer):
             numbers += cost.values() if isinstance(cost, PerLink) else [cost]
         ticks = Ticks(numbers)
@@ -61,7 +64,8 @@ class TickClock(NamedTuple):
 
         latency = each_link(ticks.count, costs.latency)
         transfer = each_link(ticks.count, costs.transfer)
-        return cls(counted(alone), counted(paired), latency, transfer, ticks, costs.recompute)
+        of_pairs = {backward: counted(times) for backward, times in paired.items()}
+        return cls(counted(alone), of_pairs, latency, transfer, ticks, costs.recompute)
 
     def durations(self, numbered: Numbered) -> list[Any]:
         """Return how many ticks each action takes, by its entry: 0 for messages and sharding."""
@@ -83,7 +87,8 @@ class TickClock(NamedTuple):
             # In all pairs of a block, the second microbatch is the first one plus `later`. The last pairs would need a
             # microbatch beyond the end: they do not exist, so any duration will do.
             one, two = block.sample.parts
-            first, second = of_block(self.paired, one), of_block(self.paired, two)
+            paired = self.paired.get(Op.I if Op.I in (one.op, two.op) else Op.B, self.paired[Op.B])
+            first, second = of_block(paired, one), of_block(paired, two)
             later = two.microbatch - one.microbatch
             durations += [first[m] + second[(m + later) % size] for m in range(size)]
         return durations

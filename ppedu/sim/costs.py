@@ -25,7 +25,8 @@ Size = Number | Sequence[Number]  # of a share, or of each stage
 Table = Size | Sequence[Number | Sequence[Number]]  # or of each microbatch in a stage
 Cost = Table | Callable[[int, int], Number]
 
-TIMES = ("forward", "backward", "input", "weight", "overlap", "update", "offload", "head", "head_backward")
+TIMES = ("forward", "backward", "input", "weight", "overlap", "overlap_input", "update", "offload")
+TIMES += ("head", "head_backward")
 GIVEN = ("forward", "update", "head", "head_backward")  # times whose default is a number
 
 
@@ -98,6 +99,7 @@ class Costs:
         offload: The time of an O, and of an L, by default that of F. They run on the rank's copy engine, one by one.
         head, head_backward: The times of S and T, where all ranks share the head; a number is that of every rank, and
             a sequence has that of a rank at its first stage. If there is one barrier, S takes longer, and T less.
+        overlap_input: The time of a pair with an I, like `overlap`, which is the default.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -124,6 +126,7 @@ class Costs:
     offload: Cost | None = None
     head: Cost = 1
     head_backward: Cost = 1
+    overlap_input: Cost | None = None
 
     def __post_init__(self) -> None:
         for name, example in (("unit", "s"), ("memory_unit", "GB")):

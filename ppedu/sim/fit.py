@@ -62,7 +62,8 @@ def action_times(timelines: Sequence[Timeline]) -> dict[str, list[list[Any]]]:
     for step, timeline in enumerate(timelines):
         for action, start, end in chain(*timeline.rows):
             if action.computes:
-                name = NAMES.get(action.op, "overlap")
+                with_i = any(part.op is Op.I for part in action.parts)
+                name = "overlap_input" if with_i else NAMES.get(action.op, "overlap")
                 stages = times.setdefault(name, [defaultdict(int) for _ in range(timeline.schedule.stages)])
                 for single in action.singles:
                     stages[single.stage][step, single.op, single.microbatch // slices] += end - start

@@ -168,7 +168,7 @@ def _of_new_stages(known: Costs, old: Schedule, new: Schedule, layers: Layers | 
     found: dict[str, Any] = {name: divide(times) for name, times in _by_stage(known).items()}
     if layers is None and new.stages == old.stages:
         return known
-    return replace(known, **{"overlap": None, **found})
+    return replace(known, **{"overlap": None, "overlap_input": None, **found})
 
 
 def _by_share(old: Schedule, new: Schedule) -> Divide:
@@ -253,7 +253,10 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
     usual = _without_overhead(run.costs(), overhead)
     steps = [_Variation(each.timeline, usual, overhead) for each in run.steady.values()]
     durations = costs.durations(schedule.stages, schedule.ranks)
-    of_pairs = None if costs.overlap is None else costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)
+    with_b, with_i = (
+        None if cost is None else costs.per_stage(cost, schedule.stages, schedule.ranks)
+        for cost in (costs.overlap, costs.overlap if costs.overlap_input is None else costs.overlap_input)
+    )
     travelled = travels(schedule, costs.delay)
     alike = schedule.microbatches == old.microbatches
     for draw in range(max(DRAWS, len(steps))):
@@ -263,6 +266,7 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
         for at, _, action, before, needs in turns(schedule):
             # Where the run has about the same part of the model, and the microbatch that was drawn.
             places = [(each.stage * old.stages // schedule.stages, drawn[each.microbatch]) for each in action.singles]
+            of_pairs = with_i if any(part.op is Op.I for part in action.parts) else with_b
             for (stage, op, *_), place in zip(action.singles, places, strict=True):
                 time = of_pairs[stage] / 2 if of_pairs and action.parts else durations[op][stage]
                 lasts[at] += time * step.factor(op, place)

@@ -207,7 +207,7 @@ def _formula(fact: Fact | None, result: str, rank: int = 0) -> list[str]:
         return []
     filled = re.sub(r"\br\b", str(rank), fact.filled)
     equal = "\n= ".join(dict.fromkeys((fact.formula, filled, result)))
-    used = re.findall(r"min|max|M_W|FB|[A-Za-z]", fact.formula)
+    used = re.findall(r"min|max|M_W|F[BI]|[A-Za-z]", fact.formula)
     letters = ", ".join(f"{letter} {meaning}" for letter, meaning in LETTERS.items() if letter in used)
     condition = f", if {fact.holds}" if fact.holds else ""
     return [f"The formula{condition}:\n{equal}.", *([f"Letters: {letters}."] if letters else [])]

@@ -21,6 +21,7 @@ LETTERS = {
     "I": "the half for the input",
     "W": "the half for the weights",
     "FB": "an overlapped pair",
+    "FI": "one with I",
     "c": "a message from rank to rank",
     "A": "the activations of a microbatch on a rank",
     "M_W": "the part of a microbatch's activations that is kept until W",

@@ -238,6 +238,8 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
     slices = require_count("slices", slices)
     letters: Letters = {"p": ranks, "m": microbatches, "v": chunks, "s": slices, "F": f, "B": b, "I": i, "W": w}
     letters["FB"] = f + b if costs.overlap is None else costs.overlap
+    with_i = costs.overlap if costs.overlap_input is None else costs.overlap_input
+    letters["FI"] = f + i if with_i is None else with_i
     letters |= {"c": costs.delay(0, 1), "M_W": costs.weight_memory, "A": costs.activation}
     letters["S"] = ratio(costs.stage_input, costs.activation) if costs.activation else 0
     return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}

@@ -24,7 +24,7 @@ TAKEN = {
     to_torch: set(pp.schedules()) - TWO_COPIES - SLICED - OWN,
     to_megatron: {"naive", "gpipe", "1f1b", "interleaved"},
     to_zero_bubble: set(pp.schedules())
-    - {"1f1b-overlap", "interleaved-overlap", "dualpipev"}
+    - {"1f1b-overlap", "interleaved-overlap", "dualpipev", "stp"}
     - OWN
     - TWO_COPIES
     - SLICED,

@@ -32,6 +32,7 @@ LEGAL = [
     ("interleaved-overlap", {"chunks": 1}, RANKS, lambda p: range(1, 20)),
     ("interleaved-overlap", {"chunks": 2}, RANKS, lambda p: range(1, 20)),
     ("interleaved-overlap", {"chunks": 3, "backward_first": True}, RANKS, lambda p: range(1, 20)),
+    ("stp", {}, RANKS, lambda p: range(1, 20)),
     ("dualpipe", {}, EVEN, lambda p: range(2 * p, 4 * p, 2)),
     ("dualpipev", {}, RANKS, lambda p: range(2 * p, 4 * p)),
     ("chimera", {}, EVEN, lambda p: range(2, 4 * p, 2)),
