@@ -147,4 +147,17 @@ print(f"{float(1 - 24 * (18522 + 18086 + 9337) / t.makespan):.4f}")
         "1F1B, ZB-H1 and ZB-H2 agree to the last digit.",
         "s",
     ),
+    Claim(
+        "a read-me (github.com/MICLAB-BUPT/STP)",
+        "On p ranks, interleaved 1F1B holds the activations of at most 3p−2 chunks, and STP of 3p.",
+        """
+for p, m in (2, 8), (4, 16), (8, 32):
+    for name, said in ("interleaved", 3 * p - 2), ("stp", 3 * p):
+        s = pp.schedule(name, p, m)
+        free, keep = (max(pp.simulate(s, pp.Costs(activation=2, weight_memory=w)).peak_activations) for w in (0, 1))
+        print(f"{name}, p={p}: said {said}, {free} if I frees everything, {keep} if W does")
+""",
+        "The formulas leave out the forward that runs before the first backward has ended, or beside it.",
+        "s",
+    ),
 ]

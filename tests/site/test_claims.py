@@ -21,6 +21,7 @@ PRINTED = [
     ["deadlock: rank 0 waits"],
     ["legal: True", "deadlock"],
     ["0.1090"],
+    ["interleaved, p=4: said 10, 11 if", "stp, p=4: said 12, 13 if I frees everything, 15 if W does"],
 ]
 
 
