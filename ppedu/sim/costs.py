@@ -25,8 +25,7 @@ Size = Number | Sequence[Number]  # of a share, or of each stage
 Table = Size | Sequence[Number | Sequence[Number]]  # or of each microbatch in a stage
 Cost = Table | Callable[[int, int], Number]
 
-TIMES = ("forward", "backward", "input", "weight", "overlap", "overlap_input", "update", "offload")
-TIMES += ("head", "head_backward")
+TIMES = tuple("forward backward input weight overlap overlap_input update offload head head_backward".split())
 GIVEN = ("forward", "update", "head", "head_backward")  # times whose default is a number
 
 

@@ -62,9 +62,7 @@ def run_schedule(
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
     if placement.copies > 1 or placement.slices > 1 or schedule.updated or placement.barriers:
-        what = (
-            "slices" if placement.slices > 1 else "versions" if schedule.updated else "copies of the model or its head"
-        )
+        what = "slices" if placement.slices > 1 else "versions" if schedule.updated else "copies of the model or head"
         raise SettingError(f"{schedule.name} trains several {what}, and nothing here adds up their gradients")
     lowered = schedule if schedule.lowered else lower(schedule)
 
