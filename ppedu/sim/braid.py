@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ppedu.core import SettingError
 from ppedu.core.validate import require_count, require_number, require_one_of
 
-Part = tuple[Any, ...]  # a name, a time and where it runs
+Part = tuple[Any, ...]  # a name, a time and where it runs; in the search, all starts, then the ends of both resources
 
 
 class Braid(NamedTuple):
@@ -62,7 +62,7 @@ def braid(forward: Sequence[Part], backward: Sequence[Part]) -> Braid:
         SettingError: A part is none of these, or there are more than 24 of them.
     """
     f, b = _checked("forward", forward), _checked("backward", backward)
-    require_count("the number of parts, such as those of a layer,", len(f) + len(b), 0, 24)  # a second
+    require_count("the number of parts, such as those of a layer,", len(f) + len(b), 0, 24)  # seconds at most
     spans, time = _best(f, b)
     times = {"forward": _best(f, [])[1], "backward": _best([], b)[1], "overlap": time}
     i = [part for part in b if part[2] != "weight"]
@@ -92,8 +92,7 @@ def _best(forward: list[Part], backward: list[Part]) -> tuple[dict[str, list[tup
         needs.append(last.get(half))
         if where != "weight":
             last[half] = each
-    # By what is done, a bit for each part: orders, each the starts of all parts, then the ends of both resources.
-    fronts: dict[int, list[Part]] = {0: [(0,) * (len(parts) + 2)]}
+    fronts: dict[int, list[Part]] = {0: [(0,) * (len(parts) + 2)]}  # by the parts that are done, a bit each
     for _ in parts:
         grown: defaultdict[int, list[Part]] = defaultdict(list)
         for done, orders in fronts.items():
