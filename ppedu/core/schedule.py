@@ -34,8 +34,7 @@ class Schedule:
         placement: The map from stages to ranks.
         orders: `orders[rank]` is the tuple of a rank's actions. Orders may be given as lists, and actions as text such
             as "2F0".
-        forward_only: Whether the schedule is for inference and has forwards alone; `forwards` makes one of any
-            schedule.
+        forward_only: Whether the schedule is for inference and has forwards alone, as `forwards` makes them.
 
     Raises:
         SettingError: An order contains something that is not an action, there is not one order for each rank, or

@@ -25,8 +25,9 @@ Size = Number | Sequence[Number]  # of a share, or of each stage
 Table = Size | Sequence[Number | Sequence[Number]]  # or of each microbatch in a stage
 Cost = Table | Callable[[int, int], Number]
 
-TIMES = tuple("forward backward input weight overlap overlap_input update offload head head_backward".split())
-GIVEN = ("forward", "update", "head", "head_backward")  # times whose default is a number
+HEAD = ("head", "head_backward")
+TIMES = ("forward", "backward", "input", "weight", "overlap", "overlap_input", "update", "offload", *HEAD)
+GIVEN = ("forward", "update", *HEAD)  # times whose default is a number
 
 
 class Changes(NamedTuple):
