@@ -123,7 +123,7 @@ test("copies have rows of their own, and free memory while activations are on th
     },
     needs: { "0F": [], "0B": [["F", 0, 0], ["L", 0, 0]], "0O": [["F", 0, 0]], "0L": [["O", 0, 0]] },
     gaps: [],
-    memory: { one: 1, changes: { "0F0": [1, 0], "0B0": [0, 1], "0O0": [0, 1], "0L0": [1, 0] } },
+    memory: { one: 1, period: 1, changes: { "0F0": [1, 0], "0B0": [0, 1], "0O0": [0, 1], "0L0": [1, 0] } },
     outline: null,
   });
   assert.deepEqual(timeline.memory(0), [[0, 0, 1, 3, 3, 7, 9], [0, 1, 2, 1, 2, 1, 0]]);
