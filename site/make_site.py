@@ -28,6 +28,9 @@ PACKAGE = HERE.parent / "ppedu"
 # Packages and files of ppedu that the playground uses.
 NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view", "zoo")
 BOARD = ("course/__init__.py", "course/board", "course/progress_file.py")
+# What needs OR-tools, torch or the file of a run, none of which it has.
+UNUSED = ("search/counters.py", "search/intervals.py", "trace/autopsy.py", "trace/findings.py", "trace/predict.py")
+UNUSED += ("trace/profiler.py", "trace/stragglers.py")
 # The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.
 PROGRAMS = {
     "playground": (("playground", "examples", "reasons", "said"), (*NO_RANKS, *BOARD), ()),
@@ -94,7 +97,8 @@ def _contents(program: str) -> Iterator[tuple[str, Path]]:
     yield from ((name, HERE.parent / "notebooks" / name) for name in files)
     for given in (PACKAGE / each for each in packages):
         for path in [given] if given.is_file() else sorted(given.rglob("*")):
-            if path.suffix in (".py", ".txt"):
+            unused = program == "playground" and path.relative_to(PACKAGE).as_posix() in UNUSED
+            if path.suffix in (".py", ".txt") and not unused:
                 yield path.relative_to(PACKAGE.parent).as_posix(), path
 
 

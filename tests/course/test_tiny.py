@@ -29,7 +29,7 @@ def cases(ranks):
         (name, microbatches, {}, None)
         for name, microbatches in numbers.items()
         if microbatches and (made := pp.schedule(name, ranks, microbatches)).placement.copies == made.slices == 1
-        if not made.updated
+        if not made.updated and not made.placement.barriers
     ]
     return [
         *found,

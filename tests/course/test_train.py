@@ -104,7 +104,8 @@ def sized(ranks):
 def possible(ranks):
     def is_possible(name):
         try:
-            return not pp.schedule(name, ranks, 2 * ranks).updated
+            schedule = pp.schedule(name, ranks, 2 * ranks)
+            return not schedule.updated and not schedule.placement.barriers
         except pp.SettingError:
             return False
 

@@ -259,7 +259,7 @@ assert rank < 3 or torch.equal(torch.cat([both[3], both[0]]), expected)
 from ppedu.core.actions import overlap
 from ppedu.engine.interpreter import METHODS
 seen = set()
-schedules = [pp.schedule(name, 4, 8) for name in ["zb-h1", "mario", "dualpipe", "1f1b-overlap"]]
+schedules = [pp.schedule(name, 4, 8) for name in ["zb-h1", "mario", "po-h", "dualpipe", "1f1b-overlap"]]
 paired = schedules[-1]
 turned = [[overlap(*action.parts[::-1]) if action.parts else action for action in order] for order in paired.orders]
 schedules.append(pp.Schedule("turned", paired.placement, 8, tuple(map(tuple, turned))))

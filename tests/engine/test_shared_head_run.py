@@ -124,7 +124,9 @@ def test_what_a_shared_head_is_not_for_is_refused():
     with pytest.raises(SettingError, match="a SharedHead is for a schedule with S and T, such as 1f1b-vocab"):
         Pipeline(plain, {0: Holding()})
     for module in (nn.Linear(2, 2), Holding(heads=2)):
-        with pytest.raises(SettingError, match="a SharedHead is for one in stage 0 of rank 0"):
+        with pytest.raises(
+            SettingError, match="needs one SharedHead on each rank; rank 0 has it in the module of stage 0"
+        ):
             Pipeline(shared, {0: module})
     with pytest.raises(SettingError, match="computes the cross-entropy itself, without PostValidation"):
         Pipeline(shared, {0: Holding()}, nn.functional.mse_loss)

@@ -206,12 +206,12 @@ def find_head(
     }
     first = schedule.placement.shards[group.rank] if schedule.placement.barriers else None
     if {number: len(each) for number, each in found.items() if each} != ({} if first is None else {first: 1}):
-        wanted = (
-            "a schedule with S and T, such as 1f1b-vocab"
-            if first is None
-            else f"one in stage {first} of rank {group.rank}"
+        if first is None:
+            raise SettingError(f"{schedule!r}: a SharedHead is for a schedule with S and T, such as 1f1b-vocab")
+        raise SettingError(
+            f"{schedule!r} needs one SharedHead on each rank; rank {group.rank} has it in the module of stage {first}. "
+            "A model with a whole head runs with schedules such as 1f1b"
         )
-        raise SettingError(f"{schedule!r}: a SharedHead is for {wanted}")
     if first is None:
         return None
     return HeadInStep(schedule, found[first][0], stages.get(schedule.stages - 1), group, limit)
