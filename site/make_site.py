@@ -28,9 +28,9 @@ PACKAGE = HERE.parent / "ppedu"
 # Packages and files of ppedu that the playground uses.
 NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view", "zoo")
 BOARD = ("course/__init__.py", "course/board", "course/progress_file.py")
-# What needs OR-tools, torch or the file of a run, none of which it has.
-UNUSED = ("search/counters.py", "search/intervals.py", "trace/autopsy.py", "trace/findings.py", "trace/predict.py")
-UNUSED += ("trace/profiler.py", "trace/stragglers.py")
+# Files that need OR-tools, torch or a real run.
+OF_RUNS = tuple(f"trace/{name}.py" for name in ("autopsy", "findings", "predict", "profiler", "stragglers"))
+UNUSED = ("search/counters.py", "search/intervals.py", *OF_RUNS)
 # The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.
 PROGRAMS = {
     "playground": (("playground", "examples", "reasons", "said"), (*NO_RANKS, *BOARD), ()),
