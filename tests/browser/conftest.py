@@ -51,7 +51,7 @@ def lab_page(context, address, name):
     yield page
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.close()
-    assert not errors
+    assert not errors, [error.stack for error in errors]
 
 
 @pytest.fixture

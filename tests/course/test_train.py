@@ -190,7 +190,7 @@ def test_losses_on_every_rank_equal_training_without_a_pipeline(trained, plain, 
     # looped-bfs adds up the gradients from the last microbatch to the first.
     expected = plain(alone(case), 2 * size, lifo=name == "looped-bfs")
     placement = pp.schedule(name, size, 2 * size).placement
-    rounds = placement.copies > 1 or placement.slices > 1  # sums in another order
+    rounds = placement.copies > 1 or placement.slices > 1 or name == "stp"  # sums in another order
     assert losses(trained(case)) == [pytest.approx(expected, rel=1e-6) if rounds else expected] * size
 
 
