@@ -51,7 +51,9 @@ def lab_page(context, address, name):
     yield page
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.close()
-    assert not errors, [error.stack for error in errors]
+    # JupyterLab may remove its splash screen twice if the machine is busy.
+    ours = [error.stack for error in errors if "removeChild" not in error.message or "jlab_core" not in error.stack]
+    assert not ours
 
 
 @pytest.fixture
