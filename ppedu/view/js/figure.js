@@ -25,7 +25,6 @@ import { placeTip, sentence } from "./words.js";
  * @typedef {import("./pointing.js").Place} Place
  */
 
-const LARGE = 10_000; // boxes
 const THEME = ["class", "style", "theme", "data-theme", "data-jp-theme-light", "data-jp-theme-name"];
 
 /** Timelines under each other on one time axis, with a toolbar, a line of explanation and a legend. */
@@ -133,13 +132,7 @@ export class Figure {
     while (this.panels.length < panels.length) this.panels.push(createPlace(this, this.panels.length));
     this.describePanels();
     this.explain();
-    // Now and not with the next frame, because a learner who moves a slider waits for it.
-    if (this.timelines.reduce((sum, { count }) => sum + count, 0) < LARGE) this.paint();
-    else {
-      // In two halves, so that a click between them does not wait for both.
-      for (const timeline of this.timelines) timeline.rows.slice(1).forEach((_, rank) => timeline.memory(rank));
-      this.draw();
-    }
+    this.paint(); // now and not with the next frame, because a learner who moves a slider waits for it
   }
 
   /** @param {number} n */
