@@ -153,7 +153,7 @@ class Schedule:
 
     @property
     def plain(self) -> bool:
-        """Whether any program can run the schedule: sequences are whole, and there is no R, O, L, U, S or T."""
+        """Whether any program can run the schedule: its sequences are whole, and it has no R, O, L, U, S or T."""
         return self.slices == 1 and not any(self.words.values()) and not self.placement.barriers
 
     @property

@@ -130,6 +130,6 @@ class Counters:
         found = []
         for (copy, part, op), begins in self.begins.items():
             ticks = [tick for tick, begin in enumerate(begins) if solver.value(begin)]
-            microbatches = self.instance.copies[copy]  # as many as ticks, or there are no ticks: no R
+            microbatches = self.instance.copies[copy]  # one for each tick; an R without ticks does not run
             found += [(tick, self.instance.action(part, op, m)) for tick, m in zip(ticks, microbatches, strict=False)]
         return scheduled("searched", self.instance.placement, self.instance.microbatches, found)

@@ -37,7 +37,7 @@ def dynamic_microbatches(
         tokens: The most that a microbatch may have, with padding, so that its activations fit. None for any number.
 
     Raises:
-        SettingError: There are no sequences, the longest has too many tokens, or a number is not suitable.
+        SettingError: `lengths` is empty, the longest sequence has too many tokens, or a number is not suitable.
     """
     lengths = [require_count("a length", length) for length in _listed("lengths", lengths)]
     ranks = require_count("ranks", ranks)

@@ -291,7 +291,7 @@ class Panel:
 
 
 def require_lanes(lanes: bool, outline: Timeline | None) -> bool:
-    """Return `lanes`; raise SettingError if it is not a bool, or there is no outline to have a lane."""
+    """Return `lanes`; raise SettingError if it is not a bool, or is True without an outline."""
     require_instance("lanes", lanes, bool, "True or False")
     if lanes and outline is None:
         raise SettingError("lanes=True shows two timelines; pass the other one, as in outline=simulate(schedule)")

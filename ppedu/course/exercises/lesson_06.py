@@ -334,7 +334,7 @@ EXERCISES = {
         hints=(
             "While this rank sends `y` down, the next rank sends a gradient up, and both wait. Which of the two "
             "should this rank do first?",
-            "After the forward, and in the warm-up there is no gradient to wait for: if `m >= warmup`, receive `dy`; "
+            "After the forward. The warm-up has no gradient to wait for: if `m >= warmup`, receive `dy`; "
             "then send `y`; then run the backward and send its result.",
         ),
     ),
