@@ -19,7 +19,7 @@ from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/ppedu/ppedu/blob/main"
-PAGES = ["guide", "notions", "losses", "cluster", "instructors", "experts", "optima", "published"]
+PAGES = ["guide", "notions", "losses", "cluster", "instructors", "experts", "asynchronous", "optima", "published"]
 PAGES += ["verdicts", "architecture"]
 # The modules of the reference, each with its title. The names on their pages are those in `__all__`.
 MODULES = {
