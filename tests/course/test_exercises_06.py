@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import often
 
-from ppedu import Action, SettingError, lower, schedule
+from ppedu import Action, SettingError, check, lower, schedule
 from ppedu.core import Schedule, replay
 from ppedu.course.exercises import find_fault, lesson_06
 from ppedu.course.rehearsal import BOTH_WAYS, ONE_WAY, rehearse
@@ -483,6 +483,16 @@ def test_exercises_can_be_imported_without_torch():
     program = "import sys, ppedu.notebook; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_patch_mixes_up_the_messages_of_zb_v_as_the_lesson_says():
+    """Rank 1 needs a gradient first; rank 0 has sent an activation before it."""
+    rank_0, rank_1 = lesson_06.patched("zb-v", 3).orders
+    sent = [str(action) for action in rank_0 if "SEND" in str(action)]
+    received = [str(action) for action in rank_1 if "RECV" in str(action)]
+    assert sent == "0SEND_F0 0SEND_F1 0SEND_F2 3SEND_B0 3SEND_B1 3SEND_B2".split()
+    assert received == "1RECV_F0 1RECV_F1 2RECV_B0 1RECV_F2 2RECV_B1 2RECV_B2".split()
+    assert len(check(lesson_06.patched("zb-v", 3))) == 2
 
 
 # Rehearsal, compared with real ranks and with the checker
