@@ -244,7 +244,7 @@ WRONG_LATENCIES = formulas(
 def _not_the_parts(function: Any) -> str | None:
     require_function(function, "measured", "costs")
     for measured, costs in longer_runs():
-        parts, right = call(function, named(measured), measured, costs), _parts(measured, costs)
+        parts, right = call(function, named(measured), measured, costs), explained(measured, costs)
         if not (isinstance(parts, Sequence) and len(parts) == 2 and all(map(is_number, parts))):
             return f"your function returns {parts!r} instead of two numbers, slower and waiting{missing_return(parts)}"
         if all(map(equal, parts, right)):
@@ -267,7 +267,7 @@ def _not_the_parts(function: Any) -> str | None:
     return None
 
 
-def _parts(measured: Timeline, costs: Costs) -> tuple[float, float]:
+def explained(measured: Timeline, costs: Costs) -> tuple[float, float]:
     """Split the difference between a run and its simulation: due to slower actions, and due to waiting."""
     makespan = replayed(measured.schedule, lengths(measured), float(costs.delay(0, 1)))
     return makespan - simulated(measured, costs), measured.makespan - makespan
@@ -317,7 +317,7 @@ WRONG_PARTS = formulas(
     messages=_messages,
     replay=lambda run, latency: replayed(run.schedule, lengths(run), latency),
     of_the_path=_of_the_path,
-    parts=_parts,
+    parts=explained,
     simulated=simulated,
     mean=mean,
     median=median,
