@@ -15,6 +15,7 @@ try:
     from ppedu.course.by_hand.pointer import Pending, PipelineBlock, TensorPointer, pointer_step
     from ppedu.course.by_hand.tiny import run_schedule
     from ppedu.course.training.gpt import GPT, GPTConfig, next_token_loss
+    from ppedu.engine.basis_rotation import BasisRotation
     from ppedu.engine.batch import Batching
     from ppedu.engine.clock import latency
     from ppedu.engine.emulate import Emulation, emulate
@@ -44,7 +45,7 @@ __all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "
 __all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "Past", "PostValidation", "emulate", "latency"]
 __all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
 __all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "one_f_one_b_step", "pointer_step", "record"]
-__all__ += ["SharedHead", "error_feedback", "to_torch", "verified"]
+__all__ += ["BasisRotation", "SharedHead", "error_feedback", "to_torch", "verified"]
 
 # Imported when first used, because the parts of torch that `checkpoint` imports take a second to load.
 LAZY = dict.fromkeys(["TrainConfig", "TrainResult", "train_gpt"], "ppedu.course.training.train")

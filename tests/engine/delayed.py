@@ -1,19 +1,22 @@
-"""Training on one process with gradients that are one update late, as pipedream-2bw has them: docs/asynchronous.md.
+"""Training on one process with gradients that are late, by one update as in pipedream-2bw: docs/asynchronous.md.
 
-`PYTHONPATH=. .venv/bin/python tests/engine/delayed.py` prints all losses from which the page's table is made.
+`PYTHONPATH=. .venv/bin/python tests/engine/delayed.py` prints all losses from which the page's tables are made.
 """
 
 import sys
+from collections import deque
 from functools import partial
 
 import torch
 
 from ppedu.course.training.data import Text
-from ppedu.run import GPT, GPTConfig, error_feedback, next_token_loss
+from ppedu.run import GPT, BasisRotation, GPTConfig, error_feedback, next_token_loss
 
+KINDS = ("AdamW", "BasisRotation", "Muon")
 WAYS = ("on time", "late", "late, corrected")
 RATES = (0.0025, 0.005, 0.01, 0.02, 0.04)
 SEEDS, STEPS = 3, 200
+LATER = (3, 7)  # by how many updates gradients are late in the page's second table
 
 TEXT, HELD = Text(), Text()
 TEXT.tokens, HELD.tokens = TEXT.tokens.tensor_split([len(TEXT.tokens) * 9 // 10])
@@ -33,12 +36,14 @@ class Together:
 
 
 def optimizer(kind, module, rate, way, steps=STEPS):
-    """Return the optimizer of a GPT or of a stage: Muon is for the matrices of blocks, and AdamW for all else."""
+    """Return the optimizer of a GPT or of a stage: that of its kind for the matrices of blocks, AdamW for all else."""
     named = dict(module.named_parameters())
-    matrices = [name for name, weight in named.items() if kind == "Muon" and "layers" in name and weight.dim() == 2]
+    matrices = [name for name, weight in named.items() if kind != "AdamW" and "layers" in name and weight.dim() == 2]
     made = [torch.optim.AdamW([named[name] for name in named if name not in matrices], rate, betas=(0.9, 0.95))]
     if matrices:
-        made.append(torch.optim.Muon([named[name] for name in matrices], rate, adjust_lr_fn="match_rms_adamw"))
+        make = BasisRotation if kind == "BasisRotation" else torch.optim.Muon
+        more = {"betas": (0.9, 0.95)} if kind == "BasisRotation" else {"adjust_lr_fn": "match_rms_adamw"}
+        made.append(make([named[name] for name in matrices], rate, **more))
     for each in made:
         each.param_groups[0]["weight_decay"] = 0.1
         falling = torch.optim.lr_scheduler.LambdaLR(each, partial(part_of_rate, steps))
@@ -59,21 +64,20 @@ def batches(updates, microbatches, seed):
     return [each.chunk(updates * microbatches) for each in both]
 
 
-def train(kind, rate, way, seed=0, updates=STEPS, microbatches=1):
-    """Return a GPT after training. If gradients are late, they are those of the weights before the last update."""
+def train(kind, rate, way, seed=0, updates=STEPS, microbatches=1, late=1):
+    """Return a GPT after training. Unless gradients are on time, they are those of the weights `late` updates ago."""
     model = GPT(CONFIG, seed=seed)
     weights = list(model.parameters())
     stepper = optimizer(kind, model, rate, way, updates)
     inputs, targets = batches(updates, microbatches, seed)
-    latest = used = [weight.data for weight in weights]
+    versions = deque([[weight.data for weight in weights]], maxlen=1 if way == "on time" else 1 + late)
     for update in range(updates):
-        put(weights, used)
+        put(weights, versions[0])
         for m in range(update * microbatches, (update + 1) * microbatches):
             (next_token_loss(model(inputs[m]), targets[m]) / microbatches).backward()
-        before, latest = latest, [each.clone() for each in latest]
-        put(weights, latest)
+        versions.append([each.clone() for each in versions[-1]])
+        put(weights, versions[-1])
         stepper.step()
-        used = latest if way == "on time" else before
         model.zero_grad()
     return model
 
@@ -84,18 +88,19 @@ def put(weights, tensors):
         weight.data = tensor
 
 
-def losses(kind, rate, way, seeds=SEEDS):
+def losses(kind, rate, way, seeds=SEEDS, late=1):
     """Return, for each seed, the loss after training, on text that was not trained on."""
     inputs, targets = HELD.batch(256, CONFIG.context, seed=0)
     with torch.no_grad():
-        models = [torch.enable_grad()(train)(kind, rate, way, seed) for seed in range(seeds)]
+        models = [torch.enable_grad()(train)(kind, rate, way, seed, late=late) for seed in range(seeds)]
         return [next_token_loss(model(inputs), targets).item() for model in models]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for kind in sys.argv[1:] or ("AdamW", "Muon"):
-        for way in WAYS:
+    for kind in sys.argv[1:] or KINDS:
+        for way, late in [*((way, 1) for way in WAYS), *(("late", late) for late in LATER)]:
             for rate in RATES:
-                found = losses(kind, rate, way)
-                print(f"{kind}, {way}, {rate}: {sum(found) / SEEDS:.3f} of", *map("{:.3f}".format, found), flush=True)
+                found = losses(kind, rate, way, late=late)
+                mean = f"{sum(found) / SEEDS:.3f}"
+                print(f"{kind}, {way}, {late}, {rate}: {mean} of", *map("{:.3f}".format, found), flush=True)

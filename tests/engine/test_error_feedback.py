@@ -71,12 +71,12 @@ def test_corrected_weights_are_ahead_by_an_update(kind):
 
 
 def test_late_gradients_on_one_process_are_those_of_pipedream_2bw(ranks):
-    kinds = ["AdamW", *["Muon"] * hasattr(torch.optim, "Muon")]
+    kinds = ["AdamW", "BasisRotation", *["Muon"] * hasattr(torch.optim, "Muon")]
     ranks(BEGIN + RANKS, 2, str(HERE), *kinds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["AdamW", MUON])
+@pytest.mark.parametrize("kind", ["AdamW", "BasisRotation", MUON])
 def test_the_best_losses_of_the_page(kind):
     """The text depends on Python's version, and the last bits on the machine: seeds differ by up to 0.07."""
     found = []
