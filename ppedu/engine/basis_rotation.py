@@ -27,7 +27,7 @@ class BasisRotation(torch.optim.Optimizer):
         weights: Or groups of them, as for all of torch's optimizers. Those without two dimensions take AdamW's steps.
         lr, eps, weight_decay: As of `torch.optim.AdamW`.
         betas: What part of the mean gradient remains after a step, and of the means of all squares and products.
-        every: The axes turn after so many steps. With 0, all steps are AdamW's.
+        every: The number of steps between turns of the axes. With 0, all steps are AdamW's.
 
     Raises:
         SettingError: `every` is below 0.

@@ -13,10 +13,9 @@ from ppedu.course.training.data import Text
 from ppedu.run import GPT, BasisRotation, GPTConfig, error_feedback, next_token_loss
 
 KINDS = ("AdamW", "BasisRotation", "Muon")
-WAYS = ("on time", "late", "late, corrected")
+WAYS = {"on time": 0, "late": 1, "late, corrected": 1, "3 late": 3, "7 late": 7}  # by how many updates
 RATES = (0.0025, 0.005, 0.01, 0.02, 0.04)
 SEEDS, STEPS = 3, 200
-LATER = (3, 7)  # by how many updates gradients are late in the page's second table
 
 TEXT, HELD = Text(), Text()
 TEXT.tokens, HELD.tokens = TEXT.tokens.tensor_split([len(TEXT.tokens) * 9 // 10])
@@ -64,13 +63,13 @@ def batches(updates, microbatches, seed):
     return [each.chunk(updates * microbatches) for each in both]
 
 
-def train(kind, rate, way, seed=0, updates=STEPS, microbatches=1, late=1):
-    """Return a GPT after training. Unless gradients are on time, they are those of the weights `late` updates ago."""
+def train(kind, rate, way, seed=0, updates=STEPS, microbatches=1):
+    """Return a GPT after training. Late gradients are those of the weights as many updates ago."""
     model = GPT(CONFIG, seed=seed)
     weights = list(model.parameters())
     stepper = optimizer(kind, model, rate, way, updates)
     inputs, targets = batches(updates, microbatches, seed)
-    versions = deque([[weight.data for weight in weights]], maxlen=1 if way == "on time" else 1 + late)
+    versions = deque([[weight.data for weight in weights]], maxlen=1 + WAYS[way])
     for update in range(updates):
         put(weights, versions[0])
         for m in range(update * microbatches, (update + 1) * microbatches):
@@ -88,19 +87,18 @@ def put(weights, tensors):
         weight.data = tensor
 
 
-def losses(kind, rate, way, seeds=SEEDS, late=1):
+def losses(kind, rate, way, seeds=SEEDS):
     """Return, for each seed, the loss after training, on text that was not trained on."""
     inputs, targets = HELD.batch(256, CONFIG.context, seed=0)
     with torch.no_grad():
-        models = [torch.enable_grad()(train)(kind, rate, way, seed, late=late) for seed in range(seeds)]
+        models = [torch.enable_grad()(train)(kind, rate, way, seed) for seed in range(seeds)]
         return [next_token_loss(model(inputs), targets).item() for model in models]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for kind in sys.argv[1:] or KINDS:
-        for way, late in [*((way, 1) for way in WAYS), *(("late", late) for late in LATER)]:
+        for way in WAYS:
             for rate in RATES:
-                found = losses(kind, rate, way, late=late)
-                mean = f"{sum(found) / SEEDS:.3f}"
-                print(f"{kind}, {way}, {late}, {rate}: {mean} of", *map("{:.3f}".format, found), flush=True)
+                found = losses(kind, rate, way)
+                print(f"{kind}, {way}, {rate}: {sum(found) / SEEDS:.3f} of", *map("{:.3f}".format, found), flush=True)
