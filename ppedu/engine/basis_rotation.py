@@ -20,8 +20,7 @@ class BasisRotation(torch.optim.Optimizer):
         groups = [{"params": matrices}, {"params": others, "every": 0}]
         pipe = Pipeline(schedule, {stage: module}, loss_fn, optimizer={stage: BasisRotation(groups, lr=0.005)})
 
-    The state keeps U, V and the means, 2m² + 2n² numbers more than AdamW's. As in the program of the paper's authors,
-    the momentum isn't rotated, and a turn of the axes is one power iteration.
+    The first gradient of a matrix only finds the axes. The state keeps 2m² + 2n² numbers more than that of AdamW.
 
     Args:
         weights: Or groups of them, as for all of torch's optimizers. Those without two dimensions take AdamW's steps.
@@ -61,10 +60,11 @@ def _direction(grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any])
     """Return Adam's step for a learning rate of 1, and take the gradient into the means of `state`."""
     kept, kept_squares = group["betas"]
     rotated = grad.dim() == 2 and group["every"]
+    products = [grad @ grad.T, grad.T @ grad] if rotated else []
     if not state:
         state.update(step=0, mean=torch.zeros_like(grad), square=torch.zeros_like(grad))
         if rotated:  # along its own axes, a gradient is diagonal, and rounding would decide the rest of the step
-            state["products"] = [(1 - kept_squares) * each for each in _products(grad)]
+            state["products"] = [(1 - kept_squares) * each for each in products]
             state["axes"] = [torch.linalg.eigh(each).eigenvectors.flip(1) for each in state["products"]]
             return torch.zeros_like(grad)
     state["step"] += 1
@@ -75,17 +75,11 @@ def _direction(grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any])
     state["square"].lerp_(seen.square(), 1 - kept_squares)
     size = (state["square"] / (1 - kept_squares ** state["step"])).sqrt() + group["eps"]
     direction = mean / (1 - kept ** state["step"]) / size
-    if not rotated:
-        return direction
-    for side, (products, latest) in enumerate(zip(state["products"], _products(grad), strict=True)):
-        products.lerp_(latest, 1 - kept_squares)
+    for side, latest in enumerate(products):
+        state["products"][side].lerp_(latest, 1 - kept_squares)
         if state["step"] % group["every"] == 0:
             _turn(state, side)
-    return left @ direction @ right.T
-
-
-def _products(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return grad @ grad.T, grad.T @ grad
+    return left @ direction @ right.T if rotated else direction
 
 
 def _turn(state: dict[str, Any], side: int) -> None:
