@@ -83,6 +83,8 @@ TRAFFIC = COMMUNICATION | WAITS.keys() | {Op.BATCH_P2P}  # all that only moves m
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
 
+SINGLE = frozenset(Op) - SHARDING - OVERLAP - {Op.BATCH_P2P}  # of one stage and one microbatch
+
 # From the ops of two parts, in order, to the op of their pair.
 PAIRS = {
     (Op.F, Op.B): Op.OVERLAP_F_B,
@@ -169,6 +171,18 @@ class Action(NamedTuple):
         return action
 
 
+def are_well_formed(values: Iterable[Any]) -> bool:
+    """Return whether all values are well-formed actions."""
+    for value in values:  # most are simple, and then a call for each would take twice as long
+        if type(value) is Action:
+            stage, op, microbatch, parts = value
+            if type(stage) is int and type(microbatch) is int and type(op) is Op and op in SINGLE and parts == ():
+                continue
+        if not is_well_formed(value):
+            return False
+    return True
+
+
 def is_well_formed(value: Any) -> bool:
     """Return whether a value is an action whose fields have the declared types and fit its op.
 
@@ -212,54 +226,57 @@ _SHARDING = re.compile(f"(?P<stage>{_NUMBER})(?P<op>{_either(SHARDING)})").fullm
 _SEVERAL = re.compile(rf"\((?P<parts>\w+(;\w+)*)\)(?P<op>{_either(OVERLAP | {Op.BATCH_P2P})})", re.ASCII).fullmatch
 
 
+_new = tuple.__new__  # `Action` itself takes twice as long, and a large schedule has a million
+
+
 def F(stage: int, microbatch: int) -> Action:
     """Return a forward: `F(2, 0)` is 2F0."""
-    return Action(stage, Op.F, microbatch)
+    return _new(Action, (stage, Op.F, microbatch, ()))
 
 
 def B(stage: int, microbatch: int) -> Action:
     """Return a full backward, which computes the gradients of the input and the weights: `B(2, 0)` is 2B0."""
-    return Action(stage, Op.B, microbatch)
+    return _new(Action, (stage, Op.B, microbatch, ()))
 
 
 def I(stage: int, microbatch: int) -> Action:  # noqa: E743
     """Return the half of a backward that computes the gradient of the input, for which the previous stage waits."""
-    return Action(stage, Op.I, microbatch)
+    return _new(Action, (stage, Op.I, microbatch, ()))
 
 
 def W(stage: int, microbatch: int) -> Action:
     """Return the half of a backward that computes the gradients of the weights, for which only the optimizer waits."""
-    return Action(stage, Op.W, microbatch)
+    return _new(Action, (stage, Op.W, microbatch, ()))
 
 
 def R(stage: int, microbatch: int) -> Action:
     """Return a forward that runs again from its input, so that its backward has its activations: `R(2, 0)` is 2R0."""
-    return Action(stage, Op.R, microbatch)
+    return _new(Action, (stage, Op.R, microbatch, ()))
 
 
 def O(stage: int, microbatch: int) -> Action:  # noqa: E743
     """Return the copy of a microbatch's activations from a stage to the host, which frees them: `O(2, 0)` is 2O0."""
-    return Action(stage, Op.O, microbatch)
+    return _new(Action, (stage, Op.O, microbatch, ()))
 
 
 def L(stage: int, microbatch: int) -> Action:
     """Return the copy that loads these activations again, for their backward: `L(2, 0)` is 2L0."""
-    return Action(stage, Op.L, microbatch)
+    return _new(Action, (stage, Op.L, microbatch, ()))
 
 
 def U(stage: int, microbatch: int) -> Action:
     """Return the step of a stage's optimizer with all gradients up to this microbatch's: `U(2, 3)` is 2U3."""
-    return Action(stage, Op.U, microbatch)
+    return _new(Action, (stage, Op.U, microbatch, ()))
 
 
 def S(stage: int, microbatch: int) -> Action:
     """Return the logits of a rank's part of a shared head: `S(1, 0)` is 1S0, on the rank whose first stage is 1."""
-    return Action(stage, Op.S, microbatch)
+    return _new(Action, (stage, Op.S, microbatch, ()))
 
 
 def T(stage: int, microbatch: int) -> Action:
     """Return the gradients of a rank's part of a shared head: `T(1, 0)` is 1T0."""
-    return Action(stage, Op.T, microbatch)
+    return _new(Action, (stage, Op.T, microbatch, ()))
 
 
 def batch(messages: Iterable[Action]) -> Action:

@@ -5,7 +5,7 @@ Checking, lowering, simulating and running all follow `requires` and `produces`,
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -175,7 +175,7 @@ class Numbered:
         self.split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
         self.blocks: list[ActionBlock] = []
         self._indexes: dict[Hashable, int] = {}  # of the blocks
-        self.orders = [list(self._entries(order)) for order in orders]
+        self.orders = [self._simple(order) or [*self._entries(order)] for order in orders]
 
     def number(self, kind: str, stage: int, microbatch: int) -> int:
         """Return the number of a result or of a single action; `never` if it does not exist."""
@@ -195,6 +195,25 @@ class Numbered:
         """Return the single action that has this number."""
         kind, stage, microbatch = self.result(number)
         return Action(stage, Op(kind), microbatch)
+
+    def _simple(self, order: Sequence[Action]) -> list[int]:
+        """Return the entries of an order as `_entries` does, but faster; none where keys are more than stage and op."""
+        if not order or self.waits or self.restored or self.placement.slices > 1 or self.placement.copies > 1:
+            return []
+        stages, ops, microbatches, parts = zip(*order, strict=True)
+        exist = {*stages} <= {*range(self.placement.stages)} and {*microbatches} <= {*range(self.microbatches)}
+        if any(parts) or not exist:
+            return []
+        known = dict.fromkeys(stages)
+        first = {op: {stage: self._first(stage, op) for stage in known} for op in dict.fromkeys(ops)}
+        return [first[op][stage] + m for stage, op, m in zip(stages, ops, microbatches, strict=True)]
+
+    def _first(self, stage: int, op: Op) -> int:
+        """Return the first entry of the block of a simple action; of one that is in no order, the block is empty."""
+        index = self._indexes.setdefault((stage, op, False), len(self.blocks))
+        if index == len(self.blocks):
+            self.blocks.append(self._block(Action(stage, op, 0), index * self.microbatches, False))
+        return index * self.microbatches
 
     def _entries(self, order: Sequence[Action]) -> Iterator[int]:
         """Yield the entry of each action of an order."""
@@ -343,42 +362,39 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
             message either way.
     """
     orders, size = numbered.orders, numbered.microbatches
-    required = [block.requires for block in numbered.blocks]
-    produced = [block.produces for block in numbered.blocks]
-    # The distances to results that exist once a rank is at the action, whether it has run or not.
-    posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)
+    # By block: what an action requires, what exists once it has run, and what exists once its rank is at it.
+    rules: list[tuple[tuple[int, ...], ...]] = [(block.requires, block.produces, ()) for block in numbered.blocks]
     if rendezvous:
-        required = [block.requires + block.meets for block in numbered.blocks]
-        posted = [block.enters for block in numbered.blocks]
+        rules = [(each.requires + each.meets, each.enters + each.produces, each.enters) for each in numbered.blocks]
     exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []
     entries: list[int] = []
     waiting: dict[int, list[int]] = {}  # from a missing result to the ranks that wait for it
     blocked: dict[int, int] = {}  # from a waiting rank to the missing result
-    position = [0] * len(orders)
-    awake = deque(rank for rank, order in enumerate(orders) if order)
-    while awake:
-        rank = awake.popleft()
-        entry = orders[rank][position[rank]]
-        index = entry // size
-        for distance in required[index]:
+    later = [*map(iter, orders)]
+    coming = [next(order, -1) for order in later]  # by rank: the entry of its next action, or -1
+    awake = [rank for rank, entry in enumerate(coming) if entry >= 0]  # grows, and the loop goes on until its end
+    for rank in awake:
+        entry = coming[rank]
+        needs, results, early = rules[entry // size]
+        for distance in needs:
             if not exists[entry + distance]:
                 blocked[rank] = entry + distance
                 waiting.setdefault(entry + distance, []).append(rank)
-                results = posted[index]  # the rank is here, so its receive is posted
+                results = early  # the rank is here, so its receive is posted
                 break
         else:  # nothing is missing, so the action runs
             turns.append(rank)
             entries.append(entry)
-            results = posted[index] + produced[index]
-            position[rank] += 1
-            if position[rank] < len(orders[rank]):
+            coming[rank] = following = next(later[rank], -1)
+            if following >= 0:
                 awake.append(rank)
         for distance in results:
-            exists[entry + distance] = True
-            if entry + distance in waiting:
-                for sleeper in waiting.pop(entry + distance):
+            number = entry + distance
+            exists[number] = True
+            if number in waiting:
+                for sleeper in waiting.pop(number):
                     del blocked[sleeper]
                     awake.append(sleeper)
-    stuck = {rank: (position[rank], numbered.result(missing)) for rank, missing in blocked.items()}
+    stuck = {rank: (turns.count(rank), numbered.result(missing)) for rank, missing in blocked.items()}
     return Replay(turns, entries, stuck)

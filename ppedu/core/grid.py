@@ -74,12 +74,12 @@ def earliest_times(
         end = start + durations[entry]
         for distance in outputs:
             exists[entry + distance] = end
-        if beside is COPIES:
-            copied[rank] = end
-        else:
-            if beside:  # the message is here at `end`, as noted in `exists`; the rank only posts it, and goes on
-                start = end = free[rank]
+        if not beside:
             free[rank] = end
+        elif beside is COPIES:
+            copied[rank] = end
+        else:  # the message is here at `end`, as noted in `exists`; the rank only posts it, and goes on
+            start = end = free[rank]
         starts[rank].append(start)
         ends[rank].append(end)
     return starts, ends

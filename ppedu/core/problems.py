@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, SHARED, WAIT_OF, WAITS, Action, Op
@@ -97,7 +96,15 @@ class _Inspection:
     def _misplaced(self, rank: int) -> Iterator[Problem]:
         """Yield actions that do not exist, belong to another rank, are needless, or are repeated."""
         blocks, size, seen = self.numbered.blocks, self.numbered.microbatches, self.seen
-        for index, entry in enumerate(self.numbered.orders[rank]):
+        order = self.numbered.orders[rank]
+        met = [(kind * size, blocks[kind]) for kind in {entry // size for entry in order}]
+        rows = [first + block.singles[0] for first, block in met if block.rank == rank and not block.sample.parts]
+        whole = len({*order}) == len(order) == size * len(met) == size * len(rows)  # all actions of each block, once
+        if whole and not any(seen.count(True, row, row + size) for row in rows):
+            for row in rows:
+                seen[row : row + size] = bytes([True]) * size
+            return
+        for index, entry in enumerate(order):
             block = blocks[entry // size]
             for part, distance in enumerate(block.singles):
                 single = entry + distance
@@ -159,10 +166,9 @@ class _Inspection:
 
     def _sharding(self, rank: int) -> Iterator[Problem]:
         """Yield uses of sharded weights, and sharding actions that are needless or too early."""
-        order = self.schedule.orders[rank]
-        if SHARDING.isdisjoint(map(attrgetter("op"), order)):
+        if SHARDING.isdisjoint(self.schedule._ops):
             return
-        numbered = self.numbered
+        order, numbered = self.schedule.orders[rank], self.numbered
         blocks = [entry // numbered.microbatches for entry in numbered.orders[rank]]
         stages = {}  # by block: the stages that its actions compute with
         for block in set(blocks):
@@ -364,10 +370,8 @@ class _Inspection:
         for rank, order in enumerate(self.schedule.orders):
             for index, action in enumerate(order):
                 for result in requires(action, self.placement, self.schedule.lowered, self.schedule.restored):
-                    if result not in self.producers:
-                        continue
-                    producer = self.producers[result]
-                    source, at = self.places[producer]
+                    producer = self.producers.get(result)
+                    source, at = self.places[producer] if producer else (-1, -1)
                     if source == rank and at >= index:
                         where = f"only comes at position {self.at(rank, at)}" if at > index else "runs at the same time"
                         why = why_slices_wait(action, result)
@@ -382,16 +386,15 @@ class _Inspection:
                 producers[rank] = self.producers[missing]
                 peer, _ = self.places[producers[rank]]
                 waits_for[rank] = [peer]
-        for cycle in cycles(waits_for):
-            if len(cycle) > 1:  # a cycle of one is an "order" problem
-                waits = []
-                for member, peer in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-                    index = self.at(member, self.blocked[member][0])
-                    waits.append(
-                        f"rank {member} waits at position {index} ({self.given.orders[member][index]}) "
-                        f"for {producers[member]} of rank {peer}"
-                    )
-                places = tuple((member, self.at(member, self.blocked[member][0])) for member in cycle)
-                rank, index = places[0]
-                action = self.given.orders[rank][index]
-                yield Problem(rank, index, action, "deadlock", "deadlock: " + ", ".join(waits), places)
+        for cycle in (each for each in cycles(waits_for) if len(each) > 1):  # a cycle of one is an "order" problem
+            waits = []
+            for member, peer in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+                index = self.at(member, self.blocked[member][0])
+                waits.append(
+                    f"rank {member} waits at position {index} ({self.given.orders[member][index]}) "
+                    f"for {producers[member]} of rank {peer}"
+                )
+            places = tuple((member, self.at(member, self.blocked[member][0])) for member in cycle)
+            rank, index = places[0]
+            action = self.given.orders[rank][index]
+            yield Problem(rank, index, action, "deadlock", "deadlock: " + ", ".join(waits), places)

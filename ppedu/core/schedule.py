@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from ppedu.core import hooks
-from ppedu.core.actions import COMPUTE, COPIES, OVERLAP, SHARED, TRAFFIC, WAIT_OF, WAITS, Action, Op, is_well_formed
+from ppedu.core.actions import COMPUTE, COPIES, OVERLAP, SHARED, TRAFFIC, WAIT_OF, WAITS, Action, Op, are_well_formed
 from ppedu.core.csv_format import csv_text, is_layout, is_trace, parse, recognized, text_of
 from ppedu.core.dependencies import Numbered, Replay, Result, replay, waited_for
 from ppedu.core.errors import ParseError, Problem, ScheduleError, SettingError
@@ -351,7 +351,7 @@ def _as_tuple(rule: str, values: Any) -> tuple[Any, ...]:
 def _order(rank: int, actions: Any) -> tuple[Action, ...]:
     """Return the order of a rank as a tuple of well-formed actions."""
     order = _as_tuple(f"the order of rank {rank} must be a sequence of actions", actions)
-    if all(map(is_well_formed, order)):
+    if are_well_formed(order):
         return order
     well_formed = []
     for index, value in enumerate(order):

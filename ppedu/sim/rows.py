@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import count, repeat
-from operator import attrgetter, sub
+from operator import sub
 from typing import Any, NamedTuple
 
 from ppedu.core import COMPUTE, COPIES, Action
@@ -58,7 +57,8 @@ class Row(Sequence[Span]):
         one, exact = self._ticks.per_one, self._ticks.exact
         if exact and one == 1:
             return self
-        starts, ends = ([float(time / one) for time in times] for times in (self._starts, self._ends))
+        both = self._starts, self._ends
+        starts, ends = ([time / one for time in times] if exact else [*map(float, times)] for times in both)
         return Row(self.actions, starts, ends, Ticks([0.0]))
 
     @property
@@ -90,21 +90,30 @@ class Row(Sequence[Span]):
         return repr(self._spans)
 
 
-def computing(row: Sequence[Span]) -> Iterable[tuple[Action, Any, Any, int, int]]:
-    """Return the compute actions in a row and their times, each with its place in the row, and its half of a pair."""
-    if isinstance(row, Row) and COMPUTE.issuperset(map(attrgetter("op"), row.actions)):  # in loops in C
-        return zip(row.actions, row.starts, row.ends, count(), repeat(0))
-    return (
+Columns = tuple[Sequence[Action], Sequence[Any], Sequence[Any], Sequence[int], Sequence[int]]
+
+
+def computing(row: Sequence[Span]) -> Columns:
+    """Return the compute actions in a row, their starts and ends, their places in it, and their halves of pairs."""
+    if isinstance(row, Row) and {op for _, op, _, _ in row.actions} <= COMPUTE:  # their columns are there already
+        return row.actions, row.starts, row.ends, range(len(row)), [0] * len(row)
+    found = [
         (single, start, end, step, half)
         for step, (action, start, end) in enumerate(row)
         for half, single in (enumerate(action.parts, 1) if action.parts else ((0, action),))
         if single.op in COMPUTE
-    )
+    ]
+    return _columns(found)
 
 
-def copying(row: Sequence[Span]) -> Iterable[tuple[Action, Any, Any, int, int]]:
+def copying(row: Sequence[Span]) -> Columns:
     """Return the copies to the host and back in a row, as `computing` returns the compute actions."""
-    return ((action, start, end, step, 0) for step, (action, start, end) in enumerate(row) if action.op in COPIES)
+    found = ((action, start, end, step, 0) for step, (action, start, end) in enumerate(row) if action.op in COPIES)
+    return _columns([*found])
+
+
+def _columns(found: Sequence[tuple[Any, ...]]) -> Columns:
+    return tuple(zip(*found, strict=True)) if found else ((),) * 5  # type: ignore[return-value]
 
 
 def floats(row: Sequence[Span]) -> Sequence[Span]:

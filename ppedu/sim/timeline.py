@@ -6,7 +6,7 @@ Whatever draws, saves or analyzes one works for the other, and one can be drawn 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -142,10 +142,11 @@ class Timeline:
         """The peak memory of each rank's activations, in the unit in which `costs.activation` is given."""
         peaks = []
         for row in self.rows:
-            found = self._changes_in_time(row) if self.schedule.offloaded else self._memory_changes(row)
-            changes = (change for _, change in found)
+            changes: Iterable[Any] = chain.from_iterable(self._memory_changes(row))
+            if self.schedule.offloaded:
+                changes = (change for _, change in self._changes_in_time(row))
             peaks.append(max(accumulate(changes, initial=0)))
-        ticks = self._changes.ticks
+        ticks = self.memory_changes.ticks
         return tuple(map(plain, ticks.numbers(peaks)))
 
     @cached_property
@@ -210,37 +211,35 @@ class Timeline:
         row = self.spans(rank)
         changes = self._changes_in_time(row)
         times = [time for time, _ in changes]
-        held = self._changes.ticks.numbers(accumulate((change for _, change in changes), initial=0))
+        held = self.memory_changes.ticks.numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _changes(self) -> Changes:
+    def memory_changes(self) -> Changes:
         """The memory that actions allocate or free."""
         return self.costs.memory_changes(self.schedule)
 
     def _changes_in_time(self, row: Sequence[Span]) -> list[tuple[Any, Any]]:
         """Return the changes of the memory of a rank's activations in ticks, each with its time, in order."""
-        changes = [(row[i].start if change > 0 else row[i].end, change) for i, change in self._memory_changes(row)]
+        found = zip(row, self._memory_changes(row), strict=True)
+        changes = [(span.start if each > 0 else span.end, each) for span, changes in found for each in changes]
         # Copies end after actions that follow them in the order. What ends frees its memory for what starts.
         return sorted(changes, key=lambda each: (each[0], each[1] > 0)) if self.schedule.offloaded else changes
 
-    def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
-        """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
-        table, _, period = self._changes
+    def _memory_changes(self, row: Sequence[Span]) -> Iterator[list[Any]]:
+        """Return, for each span of a row, the changes of the memory of a rank's activations in ticks."""
+        table, _, period = self.memory_changes
         infers, recomputed = self.schedule.forward_only, self.schedule.recomputed
-        # The fields of an action on which its changes depend: stage and op, and the microbatch if these differ.
-        fields = 3 if recomputed or period > 1 else 2
-        known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
+        varies = bool(recomputed) or period > 1  # by microbatch
         actions = row.actions if isinstance(row, Row) else [span.action for span in row]
-        for index, action in enumerate(actions):
-            key = action.parts or action[:fields]
-            if key not in known:
-                keys = [(op, stage, m % period, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
-                found = [table[each] for each in keys if each in table]
-                freed = [-(allocated if infers else freed) for allocated, freed in found]
-                known[key] = [change for change in (*(each for each, _ in found), *freed) if change]  # F before B
-            for change in known[key]:
-                yield index, change
+        kinds = [parts or (stage, op, m if varies else 0) for stage, op, m, parts in actions]
+        known: dict[tuple[Any, ...], list[Any]] = {}  # the changes that are not 0, by what determines them
+        for kind, action in dict(zip(kinds, actions, strict=True)).items():
+            keys = [(op, stage, m % period, (stage, m) in recomputed) for stage, op, m, _ in action.singles]
+            found = [table[each] for each in keys if each in table]
+            freed = [-(allocated if infers else freed) for allocated, freed in found]
+            known[kind] = [change for change in (*(each for each, _ in found), *freed) if change]  # F before B
+        return map(known.__getitem__, kinds)
 
     def text(self, width: int = 128) -> str:
         """Return the timeline as text: one line per rank, at most `width` characters wide, blank where it is idle.

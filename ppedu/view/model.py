@@ -141,14 +141,14 @@ class Panel:
         ]
         columns: dict[str, list[Any]] = {name: [] for name in Box._fields}
         lanes = (computing, copying) if self.timeline.schedule.offloaded else (computing,)
-        for rank, found in enumerate([*lane(row)] for lane in lanes for row in self._floats.rows):
-            if not found:
+        for rank, found in enumerate(lane(row) for lane in lanes for row in self._floats.rows):
+            actions, starts, ends, steps, halves = found
+            if not actions:
                 continue
-            actions, starts, ends, steps, halves = zip(*found, strict=True)
             stages, ops, microbatches, _ = zip(*actions, strict=True)
-            copies = [placement.copy(m) for m in microbatches] if placement.copies > 1 else [0] * len(found)
+            copies = [*map(placement.copy, microbatches)] if placement.copies > 1 else [0] * len(actions)
             fields = (
-                [rank] * len(found),
+                [rank] * len(actions),
                 [start - zero for start in starts] if zero else starts,
                 [end - zero for end in ends] if zero else ends,
                 ops,
@@ -157,7 +157,7 @@ class Panel:
                 [chunks[copy][stage] for copy, stage in zip(copies, stages, strict=True)],
                 copies,
                 halves,
-                [int((rank % placement.ranks, step) in marked) for step in steps] if marked else [0] * len(found),
+                [int((rank % placement.ranks, step) in marked) for step in steps] if marked else [0] * len(actions),
             )
             for column, field in zip(columns.values(), fields, strict=True):
                 column += field
@@ -177,11 +177,10 @@ class Panel:
         """
         placement, kinds = self.timeline.schedule.placement, {kind for kind, *_ in self.timeline.schedule.restored}
         found: dict[tuple[int, Op], list[tuple[str, int, int]]] = {}
-        for stage, op in zip(self.columns["stage"], self.columns["op"], strict=True):
-            if (stage, op) not in found:
-                middle = 0 if op in (Op.B, Op.I) else placement.slices - 1  # has the neighbor that it may require
-                results = requires(Action(stage, op, middle), placement, restored=[(k, stage, middle) for k in kinds])
-                found[stage, op] = [(kind, other, m - middle) for kind, other, m in results]
+        for stage, op in dict.fromkeys(zip(self.columns["stage"], self.columns["op"], strict=True)):
+            middle = 0 if op in (Op.B, Op.I) else placement.slices - 1  # has the neighbor that it may require
+            results = requires(Action(stage, op, middle), placement, restored=[(k, stage, middle) for k in kinds])
+            found[stage, op] = [(kind, other, m - middle) for kind, other, m in results]
         return found
 
     @cached_property
@@ -228,7 +227,7 @@ class Panel:
         By stage, op and slice, such as 2B0, or 2B0R if its forward runs again.
         """
         schedule = self.timeline.schedule
-        table, ticks, period = self.timeline.costs.memory_changes(schedule)
+        table, ticks, period = self.timeline.memory_changes
         pairs: dict[str, tuple[float, float]] = {}
         for (op, stage, position, again), (held, freed) in table.items():
             key = f"{stage}{op}{position}{'R' if again else ''}"
