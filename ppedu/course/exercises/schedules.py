@@ -206,7 +206,7 @@ def _plot(yours: Timeline, faults: Sequence[Outline], target: Timeline | None) -
     from matplotlib.patches import Rectangle
 
     until = max([target.makespan if target else 0, *(float(fault.end) for fault in faults)])
-    line = f"; dashed: to reach, {pretty(target.makespan)}" if target else ""
+    line = f"; dashed: the mark, {pretty(target.makespan)}" if target else ""
     ax = yours.plot(title=f"Yours, {yours.schedule.size}{line}", until=until)
     if target:
         ax.axvline(float(target.makespan), color="gray", linestyle="--", linewidth=1.2)
