@@ -45,7 +45,7 @@ def test_a_slow_schedule_has_its_first_avoidable_wait_outlined_and_the_target_as
     assert "rank 0 runs only 3 forwards before its first backward, and then waits" in message
     assert found == [(0, 3, 7, "", False)]
     [line] = [each for each in pyplot.gca().lines if each.get_linestyle() == "--"]
-    assert list(line.get_xdata()) == [22, 22] and "dashed: to reach, 22" in pyplot.gca().get_title(loc="left")
+    assert list(line.get_xdata()) == [22, 22] and "dashed: the mark, 22" in pyplot.gca().get_title(loc="left")
 
 
 def test_memory_above_the_limit_is_outlined(outlined):
