@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -21,6 +22,9 @@ import pytest
 # A shell starts background commands with interrupts ignored, and so are they in all processes these start. Restore the
 # behavior of a terminal, which the tests of interrupts expect.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The tests make many tuples and few cycles: collecting garbage as often as usual takes them a seventh of their time.
+gc.set_threshold(20_000)
 
 # tests/core/strategies.py scales the examples of properties and the cases of loops by these percentages.
 # `make test-all` uses "full".
@@ -73,6 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         functions = [item.function, *(each[-1].func for each in fixtures.values() if each)]
         for name in set().union(*(_names(function) for function in functions)) & set(MARKERS):
             item.add_marker(MARKERS[name])
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # torch and thousands of tests are there until the end
 
 
 @functools.cache
