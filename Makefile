@@ -195,5 +195,5 @@ clean:
 	  || { echo "ppedu's Makefile needs $(notdir $(PYTHON))-venv: apt-get install $(notdir $(PYTHON))-venv"; exit 1; }
 	@echo "Installing into .venv; PyTorch and JupyterLab are large, this takes some minutes."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[$*]'
 	@touch $@
