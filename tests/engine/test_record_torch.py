@@ -21,7 +21,7 @@ if lack(TORCHS_RECORDED):  # old releases do not have all the classes
 SINGLE = {schedules.ScheduleGPipe: "gpipe", schedules.Schedule1F1B: "1f1b"}
 LOOPS = [schedules.ScheduleInterleaved1F1B, schedules.ScheduleLoopedBFS, schedules.ScheduleInterleavedZeroBubble]
 VS = [schedules.ScheduleZBVZeroBubble, schedules.ScheduleDualPipeV]
-SIZES = [(ranks, microbatches) for ranks in (1, 2, 4) for microbatches in (ranks, 2 * ranks, 8)]
+SIZES = [(ranks, microbatches) for ranks in (1, 2, 4) for microbatches in sorted({ranks, 2 * ranks, 8})]
 
 
 def kept(pipe, made):

@@ -248,7 +248,14 @@ def test_formats_that_a_gpu_lacks_are_refused():
             match=r"the machine has no matrix products in (mx|nv)?fp[48]; if it does, .*\(…, (fp8|nvfp4)=2\)",
         ):
             pp.plan("llama-3-8b", machine, 4, 8, sequence=4096, tensor=4, precision=precision)
-    asked = {"ranks": 4, "microbatches": 8, "sequence": 4096, "schedules": "1f1b", "tensor": 2}
+    asked = {
+        "ranks": 4,
+        "microbatches": 8,
+        "sequence": 4096,
+        "schedules": "1f1b",
+        "tensor": 2,
+        "partition": [9, 8, 8, 9],
+    }
     speeds = [
         pp.plan("llama-3-8b", "gb300", precision=precision, **asked).best.tokens_per_second
         for precision in ("bf16", "mxfp8", "fp8", "nvfp4")

@@ -19,13 +19,13 @@ def load(job, folder):
 @pytest.mark.parametrize("forward", [0.06, (0.06, 0.08, 0.05, 0.1)])
 def test_another_schedule(tmp_path, name, forward):
     times = {"noise": 0.03, "latency": 0.002, "overhead": 0.001}
-    old = DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=20, forward=forward, **times)
+    old = DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=12, forward=forward, **times)
     schedule = pp.schedule(name, 4, 8)
     parts = schedule.stages // 4
     stages = [forward] * 4 if isinstance(forward, float) else list(forward)
     cut = [time / parts for time in stages for _ in range(parts)]
     backward = [0.12 / parts] * schedule.stages
-    new = DrawnJob(schedule, replicas=1, steps=20, forward=cut, backward=backward, seed=9, **times)
+    new = DrawnJob(schedule, replicas=1, steps=12, forward=cut, backward=backward, seed=9, **times)
     prediction = load(old, tmp_path).predict(schedule)
     measured = load(new, tmp_path)
     truth = measured.timeline().makespan
