@@ -21,8 +21,8 @@ class TickClock(NamedTuple):
     Attributes:
         alone: `alone[op][stage]` is the time of an action on its own, or a tuple of the times by microbatch. Those of B
             and I are without recomputation.
-        paired: `paired[Op.B][op][stage]` is its contribution to the time of an overlapped pair. Pairs with an I have
-            `paired[Op.I]` if that has a time of its own.
+        paired: `paired[Op.B][op][stage]` is its contribution to the time of an overlapped pair, if that is not the time
+            on its own. Pairs with an I have `paired[Op.I]` if that has a time of its own.
         latency, transfer: As in `Costs`, in ticks.
         ticks: The unit.
         recompute: As in `Costs`: a B or I takes as long as an R more, unless its microbatch has an R in the order.
@@ -40,7 +40,7 @@ class TickClock(NamedTuple):
         """Return the clock for a schedule's stages and microbatches at these costs."""
         size = schedule.stages, schedule.ranks, schedule.microbatches, schedule.slices
         alone = (replace(costs, recompute=False) if costs.recompute else costs).durations(*size)
-        paired = {Op.B: alone}
+        paired = {}
         for backward, overlap in ((Op.B, costs.overlap), (Op.I, costs.overlap_input)):
             if overlap is not None:
                 pairs = costs.per_stage(overlap, *size)
@@ -87,8 +87,10 @@ class TickClock(NamedTuple):
             # In all pairs of a block, the second microbatch is the first one plus `later`. The last pairs would need a
             # microbatch beyond the end: they do not exist, so any duration will do.
             one, two = block.sample.parts
-            paired = self.paired.get(Op.I if Op.I in (one.op, two.op) else Op.B, self.paired[Op.B])
-            first, second = of_block(paired, one), of_block(paired, two)
+            of_pairs = self.paired.get(Op.B, self.alone)
+            if Op.I in (one.op, two.op):
+                of_pairs = self.paired.get(Op.I, of_pairs)
+            first, second = of_block(of_pairs, one), of_block(of_pairs, two)
             later = two.microbatch - one.microbatch
             durations += [first[m] + second[(m + later) % size] for m in range(size)]
         return durations
