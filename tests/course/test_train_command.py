@@ -238,8 +238,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("plan", [[], ["--plan", "plan.json"]], ids=["alone", "with a plan"])
-def test_what_is_given_is_used_or_refused(plan, folder):
+def test_what_is_given_is_used_or_refused(plan, folder, monkeypatch):
     """Also if it is what is usual."""
+    monkeypatch.setattr("ppedu.course.training.data.topics.topics", {"short": "to be or not to be, " * 50})
     assert {*SETTINGS, "cut", "options", "tied", "recompute"} == {each.name for each in dataclasses.fields(TrainConfig)}
     for name, values in SETTINGS.items():
         for value in values:
