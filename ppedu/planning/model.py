@@ -8,9 +8,8 @@ from typing import Any
 from ppedu.core import SettingError, hooks
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance, require_number
-from ppedu.planning.attention import Attention, grouped, latent
 from ppedu.planning.pieces import MOST, MOST_LAYERS, Pieces, measured
-from ppedu.planning.work import pieces_of
+from ppedu.planning.work import Attention, grouped, latent, pieces_of
 
 RECOMPUTED = ("none", "selective", "full")
 
@@ -39,7 +38,7 @@ class Model:
         dense, dense_ffn: The first layers that have one perceptron in place of experts, and its width.
         key_rank, query_rank, rotary: For multi-head latent attention: the numbers of a token that its keys and values,
             and its queries, are made of; and the numbers that carry the position, which each head has beside its
-            `head_size`. See `ppedu.planning.attention.latent`.
+            `head_size`. See `ppedu.planning.work.latent`.
         predictions: Further tokens that the model predicts in training, each with a layer and the head (multi-token
             prediction, arXiv 2412.19437, section 2.2). `parameters` leaves them out, as published numbers do.
         dropout: After attention, after both halves of a layer and on the attention matrix: it keeps masks.
