@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from ppedu.core.files import named, write_text
 from ppedu.core.numeric import Number, ratio
 from ppedu.planning.layout import letters_of
 from ppedu.planning.machine import EXCHANGED, Machine
+from ppedu.planning.offload import Offloading
 from ppedu.planning.partition import Cutting
 from ppedu.planning.pieces import SECONDS, Piece, Pieces
 from ppedu.planning.slices import mean
@@ -68,11 +69,11 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The schedule's name, with its chunks and slices if there are several, and with recomputation."""
+        """The schedule's name, with its chunks and slices if there are several, recomputation and offload."""
         schedule = self.schedule
         several = {"chunks": schedule.chunks, "slices": schedule.slices}
         cut = "".join(f", {count} {what}" for what, count in several.items() if count > 1)
-        return f"{schedule.name}{cut}{', recomputing' if self.recompute else ''}"
+        return f"{schedule.name}{cut}{', recomputing' * self.recompute}{', offloading' * bool(schedule.offloaded)}"
 
     @property
     def microbatches(self) -> int:
@@ -188,6 +189,7 @@ class Workload:
         barrier: Whether ranks wait for each other between steps.
         batch: Sequences of a microbatch.
         slices: By the numbers of slices that schedules may cut sequences into, the pieces of each slice.
+        host_bandwidth: Bytes per second between a GPU and its host; None if nothing is offloaded.
     """
 
     pieces: Pieces
@@ -199,6 +201,7 @@ class Workload:
     barrier: bool = True
     batch: int = 1
     slices: Mapping[int, Sequence[Pieces]] = field(default_factory=dict)
+    host_bandwidth: Number | None = None
 
     @cached_property
     def delays(self) -> dict[int, Number | dict[Link, Number]]:
@@ -220,7 +223,12 @@ class Workload:
         return self.holders(schedule) * self.pieces.tensor // self.pieces.expert
 
     def cutting(
-        self, schedule: Schedule, recompute: bool, until: float = math.inf, limit: Number | None = None
+        self,
+        schedule: Schedule,
+        recompute: bool,
+        until: float = math.inf,
+        limit: Number | None = None,
+        offload: bool = False,
     ) -> Cutting:
         """Return the search for a schedule's partition. limit: Bytes of a GPU, by default the machine's."""
         memory = self.machine.memory if limit is None else limit
@@ -232,7 +240,11 @@ class Workload:
             bytes_per_weight=self._shared(self.holders(schedule)),
             expert_bytes=self._shared(self.expert_holders(schedule)),
         )
-        return Cutting(
+        kind: Callable[..., Cutting] = Cutting
+        if offload:
+            assert self.host_bandwidth
+            kind = partial(Offloading, copying=1 / self.host_bandwidth / SECONDS[pieces.unit])
+        return kind(
             schedule,
             pieces,
             memory,
@@ -281,10 +293,11 @@ class Workload:
 
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""
-        cuts, schedule, pieces = found.best, found.schedule, self.pieces
+        cuts, pieces = found.best, self.pieces
         kinds = tuple(found.kinds(cuts))
         step_time, busy = found.time(cuts), found.busy(cuts)
-        after = self.after(simulate(schedule, found.costs(cuts)), found.parameters(cuts), found.experts(cuts))
+        timeline = found.simulated(cuts)
+        schedule, after = timeline.schedule, self.after(timeline, found.parameters(cuts))
         seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]
         tokens = mfu = None
         microbatches = schedule.microbatches // schedule.slices
@@ -312,7 +325,7 @@ class Workload:
             slices=tuple((each.tokens or 0) // self.batch for each in found.slices),
         )
 
-    def after(self, timeline: Timeline, parameters: Sequence[int], experts: Sequence[int]) -> Number | None:
+    def after(self, timeline: Timeline, parameters: Sequence[tuple[int, int]]) -> Number | None:
         """Return the time that gradients, optimizer and weights add to a step, if the bandwidths are known.
 
         Among the n GPUs that hold a stage, each sends (n - 1) / n of its gradients twice, in a ring; or, if they share
@@ -323,7 +336,7 @@ class Workload:
 
         Args:
             timeline: Of the step without all this.
-            parameters, experts: By rank; the parameters, and those of them that are of experts.
+            parameters: By rank; and those of them that are of experts.
         """
         schedule, machine, second = timeline.schedule, self.machine, SECONDS[self.pieces.unit]
         bandwidth = machine.among(self.replicas * self.ranks * self.pieces.gpus)
@@ -333,7 +346,7 @@ class Workload:
         at_end = gradients if self.zero else 2 * gradients  # sent by each holder
         at_begin = weights if self.zero in (1, 2) else 0
         ends, begins = [], []
-        for row, of_rank, of_experts in zip(timeline.rows, parameters, experts, strict=True):
+        for row, (of_rank, of_experts) in zip(timeline.rows, parameters, strict=True):
             sent = read = 0.0
             for count, holders in (
                 (of_rank - of_experts, self.holders(schedule)),

@@ -6,31 +6,26 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import accumulate, chain, combinations, pairwise
+from itertools import accumulate, chain, combinations, pairwise, takewhile
 from math import comb
 from operator import mul
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from ppedu.core import Schedule
 from ppedu.core.numeric import Number, ratio
-from ppedu.core.validate import require_instance
-from ppedu.planning.machine import Machine
-from ppedu.planning.memory import InFlight, Sizes, counts_of, ends_of, in_flight
 from ppedu.planning.pieces import TIMES, Pieces
-from ppedu.planning.presets import machine_named
-from ppedu.planning.slices import equal
-from ppedu.sim import Costs, simulate
+from ppedu.sim import Costs, Timeline, simulate
+from ppedu.sim.held import InFlight, Sizes, counts_of, ends_of, in_flight
 from ppedu.sim.partition import by_cost
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
 Held = tuple[Cuts, ...]  # by a rank's stages, the first piece of each, and the end of its pieces
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
 SHAKEN = 2, 3  # random moves between two climbs, at least and at most
-MOST_TRIED = 4000  # all partitions are tried if they are no more than these
-BALANCED, QUICK = 300_000, 200_000  # spent at most on balancing loads, and for a widget; see `Cutting.spent`
+BALANCED = 300_000  # spent at most on balancing loads; see `Cutting.spent`
 
 
 @dataclass
@@ -65,6 +60,8 @@ class Cutting:
     times: dict[Cuts, Any] = field(default_factory=dict)
     sizes: dict[tuple[int, Held], Number] = field(default_factory=dict)
     excesses: dict[Cuts, Any] = field(default_factory=dict, init=False)  # of this limit: not copied
+    timed: ClassVar[Sequence[str]] = TIMES  # of the costs, those that it gives
+    most_tried: ClassVar[int] = 4000  # all partitions are tried if they are no more than these
 
     @cached_property
     def sums(self) -> dict[str, list[Any]]:
@@ -74,7 +71,7 @@ class Cutting:
     @cached_property
     def _times(self) -> list[dict[str, list[Any]]]:
         """The sums of the times, for each slice that differs from the others."""
-        return [_sums(each, *TIMES) for each in self.slices] or [self.sums]
+        return [_sums(each, *TIMES, "activation") for each in self.slices] or [self.sums]
 
     @cached_property
     def in_flight(self) -> InFlight:
@@ -104,7 +101,7 @@ class Cutting:
 
         kept = zip(self.of_stages("activation", cuts), self.of_stages("keys", cuts), strict=True)
         return Costs(
-            **{name: of_stages(name) for name in TIMES},  # type: ignore[arg-type]
+            **{name: of_stages(name) for name in self.timed},  # type: ignore[arg-type]
             activation=[slices * (whole + keys) for whole, keys in kept],
             latency=0 if self.blocking else self.delay,
             weight_memory=self._weight_memory(cuts),
@@ -126,18 +123,30 @@ class Cutting:
         """
         costs = Costs(latency=self.delay)
         found: list[Any] = [0] * self.schedule.stages
-        for holders in self.schedule.placement.holders:
-            for stage, (here, there) in enumerate(pairwise(holders)):
-                if here != there:
-                    found[stage] = max(found[stage], costs.delay(here, there))
-                    found[stage + 1] = max(found[stage + 1], costs.delay(here, there))
+        for stage, here, there in self._links:
+            for each in (stage, stage + 1):
+                found[each] = max(found[each], costs.delay(here, there))
         return found
+
+    @cached_property
+    def _links(self) -> list[tuple[int, int, int]]:
+        """The stages that send on to another rank, each with both ranks."""
+        return [
+            (stage, here, there)
+            for holders in self.schedule.placement.holders
+            for stage, (here, there) in enumerate(pairwise(holders))
+            if here != there
+        ]
+
+    def simulated(self, cuts: Cuts) -> Timeline:
+        """Return the step with a partition."""
+        self.spent += 800 + 3 * self.schedule.stages * self.schedule.microbatches
+        return simulate(self.schedule, self.costs(cuts))
 
     def time(self, cuts: Cuts) -> Any:
         """Return how long the step takes."""
         if cuts not in self.times:
-            self.spent += 800 + 3 * self.schedule.stages * self.schedule.microbatches
-            timeline = simulate(self.schedule, self.costs(cuts))
+            timeline = self.simulated(cuts)
             self.times[cuts] = timeline.makespan if self.barrier else timeline.span
         return self.times[cuts]
 
@@ -147,24 +156,33 @@ class Cutting:
         found = []
         for place in enumerate(self._held(cuts)):  # most partitions that are tried change a rank or two
             if place not in sizes:
-                sizes[place] = sum(self._kinds(*place))
+                sizes[place] = sum(self._kinds(*place, self.in_flight))
             found.append(sizes[place])
         return found
 
     def kinds(self, cuts: Cuts) -> list[dict[str, Number]]:
         """Return the bytes of each rank at its peak, by what they are for."""
-        return [dict(zip(KINDS, self._kinds(*place), strict=True)) for place in enumerate(self._held(cuts))]
+        flight = self.flight(cuts)
+        return [dict(zip(KINDS, self._kinds(*place, flight), strict=True)) for place in enumerate(self._held(cuts))]
+
+    def flight(self, cuts: Cuts) -> InFlight:
+        """Return what the ranks keep at their peaks."""
+        return self.in_flight
 
     def _held(self, cuts: Cuts) -> list[Held]:
         """Return the pieces that each rank holds."""
         return [tuple([cuts[stage : stage + 2] for stage in stages]) for stages in self.in_flight.stages]
 
-    def _kinds(self, rank: int, held: Held) -> Sequence[Number]:
+    def _sizes(self, held: Held) -> Sizes:
+        """Return the bytes of a rank's activations."""
+        whole, freed, keys = (self._of(held, name) for name in ("activation", "freed", "keys"))
+        return Sizes(whole, freed, self.pieces.message, keys)
+
+    def _kinds(self, rank: int, held: Held, flight: InFlight) -> Sequence[Number]:
         pieces, of_held = self.pieces, partial(self._of, held)
-        activations = Sizes(of_held("activation"), of_held("freed"), pieces.message, of_held("keys"))
-        peak, size = self.in_flight.peak(rank, activations)
-        of_logits = self.in_flight.size(peak, Sizes(of_held("logits"), of_held("freed_logits"), 0, [0] * len(held)))
-        parameters, experts = self._parameters(held), sum(of_held("experts"))
+        peak, size = flight.peak(rank, self._sizes(held))
+        of_logits = flight.size(peak, Sizes(of_held("logits"), of_held("freed_logits"), 0, [0] * len(held)))
+        parameters, experts = self._parameters(held)
         static = [
             (parameters - experts) * each + experts * of_experts
             for each, of_experts in zip(pieces.bytes_per_weight, pieces.bytes_per_expert, strict=True)
@@ -176,18 +194,15 @@ class Cutting:
         before = self.sums[name]
         return [before[end] - before[begin] for begin, end in held]
 
-    def _parameters(self, held: Held) -> int:
+    def _parameters(self, held: Held) -> tuple[int, int]:
         """Return the number of parameters on a rank; tied ones count once if it has both ends of the model."""
         ends = [end for end in (0, len(self.pieces) - 1) if any(end in range(*each) for each in held)]
-        return sum(self._of(held, "weights")) - (self.pieces.tied if len(ends) == 2 else 0)
+        tied = self.pieces.tied if len(ends) == 2 else 0
+        return sum(self._of(held, "weights")) - tied, sum(self._of(held, "experts"))
 
-    def parameters(self, cuts: Cuts) -> list[int]:
-        """Return the number of parameters on each rank."""
+    def parameters(self, cuts: Cuts) -> list[tuple[int, int]]:
+        """Return for each rank the number of its parameters, and of those of experts."""
         return [*map(self._parameters, self._held(cuts))]
-
-    def experts(self, cuts: Cuts) -> list[int]:
-        """Return how many of the parameters on each rank are of experts."""
-        return [sum(self._of(held, "experts")) for held in self._held(cuts)]
 
     def excess(self, cuts: Cuts) -> Number:
         """Return by how many bytes the ranks exceed the limit, together."""
@@ -198,13 +213,8 @@ class Cutting:
     @cached_property
     def _buffers(self) -> list[Number]:
         """The bytes of each rank's messages in flight: one activation and one gradient for each of its links."""
-        found: list[Number] = [0] * self.schedule.ranks
-        for holders in self.schedule.placement.holders:
-            for here, there in pairwise(holders):
-                if here != there:
-                    found[here] += 2 * self.pieces.message
-                    found[there] += 2 * self.pieces.message
-        return found
+        links = Counter(chain.from_iterable(ends for _, *ends in self._links))
+        return [2 * links[rank] * self.pieces.message for rank in range(self.schedule.ranks)]
 
     @cached_property
     def _work(self) -> list[list[tuple[int, list[Any]]]]:
@@ -322,7 +332,7 @@ class Cutting:
     def improve(self, more: int) -> None:
         """Improve `best` by moving pieces until `more` has been spent. If there are few partitions, try all."""
         stages, count = self.schedule.stages, len(self.pieces)
-        if comb(count + stages - 1, stages - 1) <= MOST_TRIED:
+        if comb(count + stages - 1, stages - 1) <= self.most_tried:
             self._try_all()
             return
         most, dice = self.spent + more, Random(0)
@@ -363,38 +373,12 @@ class Cutting:
             (0, *(place - index for index, place in enumerate(chosen)), count)
             for chosen in combinations(range(count + stages - 1), stages - 1)
         )
-        now = self.worth(self.best)
-        for excess, load, cuts in sorted((self.excess(cuts), max(self.loads(cuts)), cuts) for cuts in every):
-            if (excess, load) >= now:
-                break
-            if time.monotonic() > self.until:
-                return
-            if (value := self.worth(cuts)) < now:
-                self.best, now = cuts, value
-        self.proven = True
+        ordered = sorted((self.excess(cuts), max(self.loads(cuts)), cuts) for cuts in every)
+        left = takewhile(lambda each: each[:2] < self.worth(self.best) and time.monotonic() <= self.until, ordered)
+        self.adopt(cuts for *_, cuts in left)
+        self.proven = time.monotonic() <= self.until
 
 
 def _sums(pieces: Pieces, *names: str) -> dict[str, list[Any]]:
     """Return the sums of numbers of the pieces over those before each cut."""
     return {name: [*accumulate((getattr(piece, name) for piece in pieces.pieces), initial=0)] for name in names}
-
-
-def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None) -> Costs:
-    """Return the costs of a schedule's stages with the best partition found quickly; activations in GB.
-
-    Args:
-        machine: For the time of messages, which otherwise take none. Its memory does not limit the partition.
-
-    Raises:
-        SettingError: `model` is not measured and has no speed.
-    """
-    require_instance("model", model, Pieces, "pieces: Model.measured(…), or model.pieces(sequence=…) of a Model")
-    machine = None if machine is None else machine_named(machine)
-    pieces = equal(model.timed(machine), schedule.slices)
-    delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.gpus) if machine else 0
-    search = Cutting(schedule, pieces, math.inf, delay)
-    search.start()
-    search.improve(QUICK)
-    costs = search.costs(search.best)
-    sizes = search.of_stages("activation", search.best)
-    return replace(costs, activation=tuple(schedule.slices * size / 1e9 for size in sizes))

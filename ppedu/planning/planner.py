@@ -19,8 +19,9 @@ from ppedu.core.validate import require_count, require_instance, shown
 from ppedu.planning.choice import Choice, Workload
 from ppedu.planning.implementations import implementation_named
 from ppedu.planning.layout import cuts_of
-from ppedu.planning.machine import Machine
+from ppedu.planning.machine import BANDWIDTH, Machine
 from ppedu.planning.model import Model
+from ppedu.planning.offload import Offloading
 from ppedu.planning.partition import Cuts, Cutting
 from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amount
 from ppedu.planning.plan import Plan
@@ -59,6 +60,7 @@ def plan(
     zero: int | None = None,
     blocking: bool = False,
     barrier: bool = True,
+    host_bandwidth: Number | None = None,
     seconds: float | None = None,
     progress: Progress | bool | None = None,
     **split: Any,
@@ -91,6 +93,10 @@ def plan(
         barrier: False if ranks begin the next step without waiting for each other, as with an optimizer that is
             validated afterwards (arXiv 2401.10241, section 4; `pp.run.PostValidation`). A step then takes as long as
             its longest rank.
+        host_bandwidth: Bytes per second between a GPU and the memory of its host, such as 25e9. Where a schedule does
+            not fit, it is then tried with offload, too: as few activations as it takes go to the host and come back
+            beside computations (`pp.offload`). It depends on the server more than on the GPU, and few programs
+            offload, so by default none is.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
         progress: True draws a bar. A function is called with the schedule that is tried, and with the part of the
             search that is done.
@@ -128,7 +134,9 @@ def plan(
     require_instance("barrier", barrier, bool, "True or False")
     asked = [] if schedules is None else [name for name in names if "slices" in options_of(name)]
     slices = sliced(model, machine, pieces, sequence, batch, split, asked)
-    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier, batch, slices)
+    if host_bandwidth is not None:
+        require_amount("host_bandwidth", host_bandwidth, *BANDWIDTH)
+    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier, batch, slices, host_bandwidth)
     if ranks > len(pieces):
         raise SettingError(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "
@@ -149,7 +157,11 @@ def plan(
         interrupted = True
     finally:
         report("done", 1)
-    found = [(each, job.choice(each)) for each in tried if each.best]
+    found = [
+        (each, choice)
+        for each in tried
+        if each.best and ((choice := job.choice(each)).schedule.offloaded or not isinstance(each, Offloading))
+    ]
     if not found:
         raise SettingError("the search was interrupted before it found anything")
     choices = sorted((choice for _, choice in found), key=_order)
@@ -159,9 +171,11 @@ def plan(
                 choices[choices.index(choice)] = job.choice(even)
         choices.sort(key=_order)
     if choices[0].excess > 0:
-        raise shortage(job, choices[0], recompute is False, cuts is not None)
+        closest = next(each for each in choices if not each.schedule.offloaded)
+        raise shortage(job, closest, recompute is False, cuts is not None)
     fastest = choices[0]
-    leanest = min((each for each in choices if not each.excess and each.longer(fastest) <= ALIKE), key=_fullest)
+    alike = [each for each in choices if not each.excess and each.longer(fastest) <= ALIKE]
+    leanest = min(alike, key=lambda each: max(each.memory))
     choices.remove(leanest)
     choices.insert(0, leanest)
     return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until, interrupted)
@@ -182,11 +196,6 @@ def _even(search: Cutting) -> Cutting | None:
     if not search.excess(even.best) or search.time(search.best) < DISTORTED * search.time(even.best):
         return None
     return replace(even, limit=search.limit)
-
-
-def _fullest(choice: Choice) -> Number:
-    """Return the bytes of the fullest rank."""
-    return max(choice.memory)
 
 
 def _require_below_peak(pieces: Pieces, machine: Machine) -> None:
@@ -317,7 +326,9 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     schedule = registered(name, ranks, microbatches, **options)
     schedule.validate()
     if schedule.offloaded:
-        raise SettingError(f"{name!r} offloads activations (O), as no plan does; take gis, say")
+        raise SettingError(
+            f"{name!r} offloads activations (O) in its order; plans do so with host_bandwidth=25e9; take gis, say"
+        )
     if schedule.updated:
         raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
     if schedule.placement.barriers:
@@ -342,24 +353,33 @@ def _names(given: Any) -> list[str]:
     return [*chosen]
 
 
+def _leaner(job: Workload, search: Cutting, may_recompute: Any) -> list[Cutting]:
+    """Return the searches for a schedule with less memory: with recomputation, and with activations on the host."""
+    if search.recompute or search.schedule.recomputed:
+        return []
+    ways = [True] * bool(may_recompute) + [False] * bool(job.host_bandwidth)
+    return [job.cutting(search.schedule, again, search.until, offload=not again) for again in ways]
+
+
 def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts | None, progress: Progress) -> None:
     """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
 
-    What does not fit, or with uneven stages alone, is tried with recomputation, too; it joins `tried`. With `cuts`,
-    there is nothing to search for.
+    What does not fit, or with uneven stages alone, is tried with recomputation, too; and if even stages do not fit,
+    with offload. These searches join `tried`. With `cuts`, there is nothing to search for.
     """
     if cuts:
         for each in [*tried]:
             each.best = cuts
-            if may_recompute and not each.schedule.recomputed and each.excess(cuts):
-                tried.append(replace(job.cutting(each.schedule, True), best=cuts))
+            if each.excess(cuts):
+                tried += [replace(other, best=cuts) for other in _leaner(job, each, may_recompute)]
         return
     for index, each in enumerate([*tried]):
         progress(each.schedule.name, index / len(tried) / 2)
         each.start()
-        if may_recompute and not each.schedule.recomputed and (each.excess(each.best) or _even(each)):
-            tried.append(job.cutting(each.schedule, True, each.until))
-            tried[-1].start()
+        for other in _leaner(job, each, may_recompute and (each.excess(each.best) or _even(each))):
+            other.start()
+            if other.recompute or other.simulated(other.best).schedule.offloaded:
+                tried.append(other)
 
     def promise(each: Cutting) -> tuple[Any, Any]:
         excess, time = each.worth(each.best)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from ppedu.core import SettingError
-from ppedu.core.numeric import ratio
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import SIZES, TIMES, Pieces
@@ -94,12 +93,3 @@ def mean(slices: Sequence[Pieces]) -> Pieces:
 def _mean(numbers: Iterable[Any]) -> Any:
     every = [*numbers]
     return sum(every) / len(every)
-
-
-def equal(pieces: Pieces, count: int) -> Pieces:
-    """Return the pieces of one of `count` slices that all take the same part of a microbatch's times and bytes."""
-    if count == 1:
-        return pieces
-    names = (*TIMES, *SIZES)
-    rows = [replace(each, **{name: ratio(getattr(each, name), count) for name in names}) for each in pieces.pieces]
-    return replace(pieces, pieces=tuple(rows), message=ratio(pieces.message, count))

@@ -7,10 +7,10 @@ rejects.
 """
 
 from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.held import Versions, versions
 from ppedu.sim.rows import Span
 from ppedu.sim.simulation import simulate, simulate_partial
 from ppedu.sim.timeline import Gap, Timeline
-from ppedu.sim.versions import Versions, versions
 
 __all__ = ["Costs", "Gap", "Span", "Timeline", "Versions"]
 __all__ += ["require_costs", "simulate", "simulate_partial", "versions"]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ppedu.core import COPIES, TRAFFIC, Action, Schedule, SettingError, hooks, require_schedule
 from ppedu.core.numeric import plain, pretty, ratio
 from ppedu.core.validate import require_number, require_rank
+from ppedu.sim.held import versions
 from ppedu.sim.rows import Row, Span
-from ppedu.sim.versions import versions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

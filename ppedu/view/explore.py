@@ -16,7 +16,7 @@ from typing import Any
 from ppedu.core import Op, PipelineError, Schedule, SettingError
 from ppedu.core.numeric import pretty
 from ppedu.core.validate import require_instance
-from ppedu.planning.partition import fitted
+from ppedu.planning.fitted import fitted
 from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.view.interactive import Interactive

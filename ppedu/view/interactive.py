@@ -19,8 +19,8 @@ from typing import Any
 from ppedu.core import PipelineError, Schedule, ScheduleError, SettingError
 from ppedu.core.files import write_bytes
 from ppedu.core.validate import require_instance
+from ppedu.planning.fitted import fitted
 from ppedu.planning.machine import Machine
-from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, require_costs, simulate, simulate_partial
 from ppedu.view.knot import figure

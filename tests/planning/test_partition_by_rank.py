@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from strategies import often
 
 import ppedu as pp
-from ppedu.planning.memory import Sizes, in_flight
 from ppedu.planning.partition import Cutting
+from ppedu.sim.held import Sizes, in_flight
 from ppedu.sim.partition import by_cost
 from ppedu.zoo.registry import published
 

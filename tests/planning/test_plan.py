@@ -14,7 +14,7 @@ from test_partition_by_rank import drawn, every
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
-from ppedu.planning.partition import fitted
+from ppedu.planning.fitted import fitted
 from ppedu.planning.presets import MACHINES, MODELS
 from ppedu.zoo.registry import _entries
 

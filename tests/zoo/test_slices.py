@@ -11,7 +11,7 @@ from strategies import sample
 import ppedu as pp
 from ppedu import Costs, SettingError
 from ppedu.course.board.board import Board
-from ppedu.planning.partition import fitted
+from ppedu.planning.fitted import fitted
 from ppedu.planning.pieces import Piece, Pieces
 from ppedu.trace.recognize import recognize
 
