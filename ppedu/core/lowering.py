@@ -11,7 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, product
+from typing import Any
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, L, O, Op, R, S, T, U
 from ppedu.core.dependencies import produces, requires
@@ -204,7 +205,7 @@ def recompute(schedule: Schedule, stages: Sequence[int] | Set[int] | None = None
     return replace(schedule, orders=tuple(tuple(recomputing(order)) for order in schedule.orders))
 
 
-def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
+def offload(schedule: Schedule, part: Number | Collection[tuple[int, int]] = 1, ahead: int = 2) -> Schedule:
     """Return the schedule with activations that go to the host, and come back for their backward (arXiv 2503.01328).
 
     An O follows a forward, and frees the memory when it has ended. The L comes `ahead` computations of its rank before
@@ -214,7 +215,7 @@ def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
 
     Args:
         part: Of each rank's activations, the part that is offloaded, 0 to 1: those with the longest time between
-            forward and backward, if all actions take equally long.
+            forward and backward, if all actions take equally long. Or the pairs (stage, microbatch) to offload.
         ahead: How many computations before its use an activation is loaded. More hide a slow copy, and need memory.
 
     Raises:
@@ -223,7 +224,14 @@ def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
         ScheduleError: The ranks would wait forever.
     """
     require_compute("offload", schedule)
-    require_number("part", part, lambda number: 0 <= number <= 1, "a part of the activations, 0 to 1")
+    share: Any = part
+    pairs: set[Any] | None = None
+    if isinstance(part, (list, tuple, set, frozenset)) and all(isinstance(each, (list, tuple)) for each in part):
+        pairs = {*map(tuple, part)}
+    else:
+        require_number("part", part, lambda number: 0 <= number <= 1, "a part of the activations, 0 to 1")
+    if pairs and (wrong := pairs - {*product(range(schedule.stages), range(schedule.microbatches))}):
+        raise SettingError(f"part has {wrong.pop()!r}, which is no pair (stage, microbatch) of {schedule!r}")
     require_count("ahead", ahead)
     if schedule.forward_only or schedule.offloaded:
         has = "has no backwards" if schedule.forward_only else f"has {O(*min(schedule.offloaded))}"
@@ -238,7 +246,8 @@ def offload(schedule: Schedule, part: Number = 1, ahead: int = 2) -> Schedule:
             if op in (Op.F, Op.B, Op.I):
                 spans[stage, microbatch].append(step)
         longest = sorted(spans, key=lambda place: min(spans[place]) - max(spans[place]))
-        orders.append(tuple(offloaded(order, longest[: round(part * len(longest))], ahead)))
+        chosen = longest[: round(share * len(longest))] if pairs is None else pairs & spans.keys()
+        orders.append(tuple(offloaded(order, chosen, ahead)))
     return replace(schedule, orders=tuple(orders))
 
 

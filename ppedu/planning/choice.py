@@ -113,6 +113,7 @@ class Choice:
             "microbatches": self.microbatches,
             "recompute": self.recompute,
             "cut": [len(each) for each in self.partition],
+            "offload": sorted(schedule.offloaded),
         }
         write_text(path, json.dumps(saved) + "\n")
 
@@ -120,10 +121,10 @@ class Choice:
         """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them.
 
         Raises:
-            SettingError: The model predicts further tokens, or sequences are cut, which torchtitan does not know.
+            SettingError: The model predicts further tokens, sequences are cut, or activations are offloaded, which
+                torchtitan does not know.
         """
-        if self.slices:
-            raise SettingError("torchtitan does not cut sequences into slices; plan with other schedules")
+        self._require_known("torchtitan")
         if "m" in self.letters:
             raise SettingError("torchtitan's models predict one token; plan without predictions")
         layers = len(self.letters) - 2
@@ -137,14 +138,10 @@ class Choice:
 
         Raises:
             SettingError: The schedule does not place its stages in a loop, which is all that Megatron does; or it cuts
-                sequences, which a fork does that has no layouts.
+                sequences or offloads activations, which forks do that have no layouts.
         """
         schedule = self.schedule
-        if self.slices:
-            raise SettingError(
-                "Megatron does not cut sequences into slices; a fork does, which has no layouts "
-                "(github.com/thunlp/Seq1F1B); plan with other schedules"
-            )
+        self._require_known("Megatron")
         if schedule.placement.name != "loop":
             raise SettingError(
                 f"Megatron places stages in a loop, and {schedule.name} in the placement {schedule.placement.name!r}; "
@@ -156,8 +153,16 @@ class Choice:
             stages.append("".join(letter if count == 1 else f"{letter}*{count}" for letter, count in runs))
         return "|".join(stages)
 
+    def _require_known(self, program: str) -> None:
+        """Raise SettingError if a program lacks what the schedule does."""
+        if self.slices:
+            raise SettingError(f"{program} does not cut sequences into slices; plan with other schedules")
+        if self.schedule.offloaded:
+            raise SettingError(f"{program} does not offload activations; plan without host_bandwidth")
+
 
 SAVED = {"schedule": str, "options": dict, "ranks": int, "microbatches": int, "recompute": bool, "cut": list}
+SAVED["offload"] = list  # the stages and microbatches whose activations go to the host; older files lack it
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -168,12 +173,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         ParseError: It is not such a file.
     """
     try:
-        found = json.loads(named(path).read_text(encoding="utf-8"))
+        found = {"offload": [], **json.loads(named(path).read_text(encoding="utf-8"))}
     except OSError as error:
         raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != SAVED:
+    except (ValueError, TypeError):  # the latter if it is not a table
+        found = {}
+    if {key: type(value) for key, value in found.items()} != SAVED:
         raise ParseError(f"{str(path)!r} is not a plan that `ppedu plan QUESTION.toml --save FILE` has written")
     return found
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ppedu.core import Op
+from ppedu.core.actions import COPIES
 from ppedu.core.numeric import Number, plural, pretty
 from ppedu.planning.choice import Choice
 from ppedu.planning.partition import KINDS
 from ppedu.planning.pieces import SECONDS
 from ppedu.planning.reasons import GB, Sentence, compared
+from ppedu.sim import Span, Timeline
 from ppedu.zoo.registry import require_registered
 
 if TYPE_CHECKING:
@@ -80,6 +84,8 @@ def findings(plan: Plan) -> Iterator[Sentence]:
             f"Batching(slices={best.slices}), for stages that take a past. {facts.used if facts else ''}"
         )
         yield [text.rstrip(". ")]
+    if best.schedule.offloaded:
+        yield _offload(timeline, float(job.host_bandwidth or 0) * SECONDS[unit] / GB)
     if best.schedule.placement.copies > 1:
         sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
         counts = "leave out" if best.after is None else "count"
@@ -98,6 +104,26 @@ def findings(plan: Plan) -> Iterator[Sentence]:
             needed = f"{float(max(choice.memory)) / GB:.0f} GB", words(plan, choice)["GB"]
             found += ["; " if len(found) > 1 else "", f"{choice.name} (", needed, ")"]
         yield [*found, *([f"; and {len(too_large) - LARGE} more"] if len(too_large) > LARGE else [])]
+
+
+def _offload(timeline: Timeline, bandwidth: float) -> Sentence:
+    """Return what the rank that copies longest moves to the host. bandwidth: In GB per unit of time."""
+
+    def copies(rank: int) -> list[Span]:
+        return [span for span in timeline.rows[rank] if span.action.op in COPIES]
+
+    rank = max(range(timeline.schedule.ranks), key=lambda rank: sum(end - start for _, start, end in copies(rank)))
+    there = [(start, end - start) if action.op is Op.O else (end, start - end) for action, start, end in copies(rank)]
+    most = bandwidth * max(accumulate(time for _, time in sorted(there)))
+    time = sum(abs(time) for _, time in there)
+    made = sum(single.op is Op.F for span in timeline.rows[rank] for single in span.action.singles)
+    return [
+        f"rank {rank} moves {len(there) // 2} of its {made} activations to the host, ",
+        (f"{most:.1f} GB at a time", ["From the start of an O to the end of its L: the most at once, on each GPU."]),
+        " at most; the copies take ",
+        (pretty(time, timeline.costs.unit), ["Their bytes, there and back, at the bandwidth given above."]),
+        ", beside computations; Megatron-LM and torchtitan do not offload; ppedu's Pipeline does",
+    ]
 
 
 def words(plan: Plan, choice: Choice) -> dict[str, list[str]]:

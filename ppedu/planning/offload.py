@@ -72,7 +72,7 @@ class Offloading(Cutting):
             for _ in range(ROUNDS):
                 orders = [tuple(offloaded(*each, AHEAD)) for each in zip(schedule.orders, chosen, strict=True)]
                 timeline = simulate(replace(schedule, orders=tuple(orders)), costs)
-                self.spent += 3 * (800 + 3 * schedule.stages * schedule.microbatches)
+                self.spent += 15 * (800 + 3 * schedule.stages * schedule.microbatches)
                 ranks = zip(range(len(held)), held, timeline.rows, chosen, strict=True)
                 more = [self._missing(*rank) for rank in ranks]
                 if not any(more):

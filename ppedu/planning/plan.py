@@ -78,7 +78,7 @@ class Plan:
             "schedule": [each.name for each in shown],
             "microbatches": [str(each.microbatches) if several else "" for each in shown],
             f"step [{unit}]": [_number(each.step_time) for each in shown],
-            "": ["best" if each is best else f"+{float(each.longer(best)):.1%}" for each in shown],
+            "": ["best" if each is best else f"{float(each.longer(best)):+.1%}" for each in shown],
             f"busiest rank [{unit}]": [_number(each.busiest) for each in shown],
             "bubble": [f"{each.bubble:.1%}" for each in shown],
             f"gradients, optimizer [{unit}]": ["" if each.after is None else _number(each.after) for each in shown],
@@ -153,6 +153,8 @@ class Plan:
             said.append("each layer is recomputed" if pieces.recompute == "full" else "attention is recomputed")
         if self.job.blocking:
             said.append("ranks do not compute while they send and receive")
+        if self.job.host_bandwidth:
+            said.append(f"activations go to the host at {float(self.job.host_bandwidth) / GB:g} GB/s where they must")
         if not self.job.barrier:
             said.append("a step begins without waiting for all ranks")
         if pieces.flops and (spread := self.job.machine.spread):

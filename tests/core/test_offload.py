@@ -83,7 +83,8 @@ def test_offload_moves_what_a_rank_keeps_longest():
     half = "0F0 0F1 0O1 0F2 0O2 0B0 0L1 0F3 0L2 0B1 0B2 0B3"  # kept for 4 actions, 0 and 3 for 3
     assert " ".join(map(str, pp.offload(schedule, part=0.5, ahead=1).order(0))) == half
     assert pp.offload(schedule, 0) == schedule
-    for bad, message in (((2,), "part must be"), ((1, 0), "ahead must be")):
+    assert pp.offload(schedule, [(0, 1), (0, 2)], ahead=1).order(0) == pp.offload(schedule, part=0.5, ahead=1).order(0)
+    for bad, message in (((2,), "part must be"), (([(0, 4)],), r"has \(0, 4\), which is no pair"), ((1, 0), "ahead must be")):
         with pytest.raises(SettingError, match=message):
             pp.offload(schedule, *bad)
     for other, message in ((pp.offload(schedule), "has 0O0"), (schedule.forwards, "has no backwards")):

@@ -49,15 +49,17 @@ def test_the_command_trains_and_prints_the_loss_once(four):
 
 def test_a_plan_is_trained(four, tmp_path, capfd):
     (tmp_path / "model.toml").write_text(
-        "[model]\nlayers = 4\nforward = [0.5, 2, 5]\n[machine]\nmemory = 1e9\n"
-        '[plan]\nranks = 2\nmicrobatches = 4\nschedules = ["interleaved"]\n'
+        "[model]\nlayers = 4\nforward = [0.5, 2, 5]\nactivation = [0, 1e8, 0]\n[machine]\nmemory = 6e8\n"
+        '[plan]\nranks = 2\nmicrobatches = 4\nschedules = ["interleaved"]\nhost_bandwidth = 1e9\nrecompute = false\n'
     )
     assert main(["plan", str(tmp_path / "model.toml"), "--save", str(tmp_path / "best.json")]) == 0
     out = tmp_path / "timeline.json"
     small = [*SMALL[:2], *SMALL[4:]]  # without the microbatches, which are the plan's
     assert main(["train", "-n", "2", *small, "--plan", str(tmp_path / "best.json"), "--out", str(out)]) == 0
-    assert loss_lines(capfd.readouterr().out) == loss_lines(four[0].stdout)
-    assert pp.Timeline.load(out).schedule == pp.schedule("interleaved", 2, 4)
+    told = capfd.readouterr().out
+    assert loss_lines(told) == loss_lines(four[0].stdout) and "best: interleaved, 2 chunks, offloading" in told
+    moved = json.loads((tmp_path / "best.json").read_text())["offload"]
+    assert moved and pp.Timeline.load(out).schedule == pp.offload(pp.schedule("interleaved", 2, 4), moved)
 
 
 def test_the_command_reports_speed_and_memory(four):
@@ -153,7 +155,9 @@ def test_the_help_lists_every_setting(capfd):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["train", "--help"])
     told = capfd.readouterr().out
-    names = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "cut"]  # a plan's alone
+    names = [
+        field.name for field in dataclasses.fields(TrainConfig) if field.name not in ("cut", "offload")
+    ]  # a plan's alone
     for setting in ["-n", "--out", *(f"--{name}" for name in names)]:
         assert f"\n  {setting.replace('--options', '-o')} " in told
     assert "pickle" in told  # the warning to load only trusted checkpoints
@@ -241,7 +245,9 @@ SETTINGS = {
 def test_what_is_given_is_used_or_refused(plan, folder, monkeypatch):
     """Also if it is what is usual."""
     monkeypatch.setattr("ppedu.course.training.data.topics.topics", {"short": "to be or not to be, " * 50})
-    assert {*SETTINGS, "cut", "options", "tied", "recompute"} == {each.name for each in dataclasses.fields(TrainConfig)}
+    assert {*SETTINGS, "cut", "offload", "options", "tied", "recompute"} == {
+        each.name for each in dataclasses.fields(TrainConfig)
+    }
     for name, values in SETTINGS.items():
         for value in values:
             with contextlib.suppress(pp.SettingError):

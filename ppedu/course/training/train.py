@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppedu.core import PipelineError, Schedule, SettingError
+from ppedu.core import PipelineError, Schedule, SettingError, offload
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, require_instance, require_number
@@ -54,6 +54,7 @@ class TrainConfig:
         cut: The number of pieces in each stage, as in `Choice.partition` of a plan: embedding and head are pieces, too.
             By default, the blocks are divided evenly.
         recompute: Keep only the stages' inputs, and compute activations again for the backwards.
+        offload: The pairs (stage, microbatch) whose activations go to the host meanwhile, as a plan chooses them.
         clip: The maximum norm of all gradients; None for no clipping.
         dtype: "float32", or "bfloat16" or "float16" for forwards in mixed precision; float16 with a scale for the loss.
         weights: "float32", or "bfloat16" to store the weights and compute in it, accumulate gradients in fp32 and step
@@ -81,6 +82,7 @@ class TrainConfig:
     tied: bool = False
     cut: Sequence[int] | None = None
     recompute: bool = False
+    offload: Sequence[tuple[int, int]] = ()
     clip: float | None = setting(None, TRAINING, "NORM", "maximum norm of all gradients")
     dtype: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 or float16 for mixed precision")
     weights: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 with fp32 gradients and copies")
@@ -161,6 +163,8 @@ class TrainConfig:
         """
         self._require_divisible(ranks, f"{ranks} ranks")
         made = schedule(self.schedule, ranks // self.replicas, self.microbatches, **self.options)
+        if self.offload:
+            made = offload(made, self.offload)
         if self.cut is not None:
             if len(self.cut) != made.stages:
                 raise SettingError(
