@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ppedu.core import Op
 from ppedu.core.actions import COPIES
@@ -107,21 +107,23 @@ def findings(plan: Plan) -> Iterator[Sentence]:
 
 
 def _offload(timeline: Timeline, bandwidth: float) -> Sentence:
-    """Return what the rank that copies longest moves to the host. bandwidth: In GB per unit of time."""
+    """Return what the rank with most on its host moves there. bandwidth: In GB per unit of time."""
 
-    def copies(rank: int) -> list[Span]:
-        return [span for span in timeline.rows[rank] if span.action.op in COPIES]
+    def copies(row: Sequence[Span]) -> list[tuple[Any, Any]]:
+        """Return when each copy takes or leaves room on the host, and its time, which is negative if it leaves it."""
+        spans = [span for span in row if span.action.op in COPIES]
+        return sorted((start, end - start) if action.op is Op.O else (end, start - end) for action, start, end in spans)
 
-    rank = max(range(timeline.schedule.ranks), key=lambda rank: sum(end - start for _, start, end in copies(rank)))
-    there = [(start, end - start) if action.op is Op.O else (end, start - end) for action, start, end in copies(rank)]
-    most = bandwidth * max(accumulate(time for _, time in sorted(there)))
-    time = sum(abs(time) for _, time in there)
+    rows = [copies(row) for row in timeline.rows]
+    most = [bandwidth * max(accumulate((time for _, time in row), initial=0)) for row in rows]
+    rank = most.index(max(most))
     made = sum(single.op is Op.F for span in timeline.rows[rank] for single in span.action.singles)
+    time = pretty(sum(abs(time) for _, time in rows[rank]), timeline.costs.unit)
     return [
-        f"rank {rank} moves {len(there) // 2} of its {made} activations to the host, ",
-        (f"{most:.1f} GB at a time", ["From the start of an O to the end of its L: the most at once, on each GPU."]),
-        " at most; the copies take ",
-        (pretty(time, timeline.costs.unit), ["Their bytes, there and back, at the bandwidth given above."]),
+        f"rank {rank} moves {len(rows[rank]) // 2} of its {made} activations to the host, up to ",
+        (f"{most[rank]:.1f} GB at a time", ["On each GPU: from the start of an O to the end of its L."]),
+        "; the copies take ",
+        (time, ["Their bytes, there and back, at the bandwidth given above."]),
         ", beside computations; Megatron-LM and torchtitan do not offload; ppedu's Pipeline does",
     ]
 

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from itertools import accumulate, combinations
+from pathlib import Path
 
 import pytest
 
 import ppedu as pp
 from ppedu.planning.choice import Workload, load
 
+ROOT = Path(__file__).parents[2]
 HOST = 1e9
 EVEN = [0, *[3] * 8, 2]  # forwards: embedding, layers, head
 KEPT = [0, *[2e8] * 8, 1e8]
@@ -103,3 +105,53 @@ def test_slices_leave_their_keys_and_values():
         peak = max(accumulate(size for *_, size in sorted(changes)))
         held = choice.kinds[rank]["activations"] + choice.kinds[rank]["logits"]
         assert held == pytest.approx(peak)
+
+
+# The plans in docs/guide.md; searches for their partitions take minutes.
+GUIDE = {
+    "activations on the host": ("zb-interleaved", 7, [2, *[3] * 23, 4, 2, 2, 3], {"host_bandwidth": 25e9}),
+    "slices": ("slimpipe", 7, [3, 2, 2, *[3] * 25], {}),
+    "whole microbatches": ("gis-h", 3, [8, 7, 7, 7, 4, 7, 7, 6, 8, 7, 7, 7], {}),
+    "recomputed stages": ("interleaved", 7, [*[3] * 26, 2, 2], {"recompute": True}),
+}
+
+
+def gigabytes_on_the_host(timeline, rank):
+    """Return the most that a rank has there at a time, from the start of an O to the end of its L."""
+    copies = [span for span in timeline.rows[rank] if span.action.op in ("O", "L")]
+    sizes = {span.action.stage: timeline.costs.activation[span.action.stage] for span in copies}
+    ends = {span.action[::2]: span.end for span in copies if span.action.op == "L"}
+    there = [(span.start, ends[span.action[::2]], sizes[span.action.stage]) for span in copies if span.action.op == "O"]
+    return max(sum(size for begin, end, size in there if begin <= now < end) for now, *_ in there)
+
+
+def test_the_guide_compares_these_plans():
+    page = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
+    asked = {"tensor": 8, "microbatches": 16, "sequence": 131072}
+
+    def best(name, partition=None, ranks=4, **more):
+        more = {"recompute": False} | more
+        options = {"schedules": [name], "partition": partition, "ranks": ranks, "context": 16 // ranks}
+        plans.append(pp.plan("llama-3-70b", "h100", **asked, **options, **more))
+        return plans[-1].best
+
+    plans, found = [], {}
+    for what, (name, chunks, partition, more) in GUIDE.items():
+        found[what] = choice = best(name, partition, **more)
+        cut = f", {len(choice.slices)} slices" if choice.slices else ""
+        size = f"{max(choice.memory) / 1e9:.1f} GB"
+        assert f"| {what}: `{name}`, {chunks} chunks{cut} | {choice.whole:.1f} s | {size} |" in page
+        assert choice.schedule.chunks == chunks
+    away = found["activations on the host"]
+    longer = {what: f"{choice.longer(away):.0%}" for what, choice in found.items()}
+    assert (longer["slices"], longer["whole microbatches"]) == ("4%", "16%")
+    assert f"works for {away.busiest:.1f} s" in page
+    most = max(gigabytes_on_the_host(away.timeline(), rank) for rank in range(4))
+    assert f"up to {most:.1f} GB of each GPU there" in page and f"up to {most:.1f} GB at a time" in str(plans[0])
+    slow, usual = (best("interleaved", GUIDE["recomputed stages"][2], host_bandwidth=speed) for speed in (12e9, 25e9))
+    assert slow.schedule.offloaded and slow.longer(usual) < 0.001
+    sliced, far = (
+        best("seq1f1b", [6, *[5] * 14, 6], ranks=16),
+        best("gis", [2, *[1] * 78, 2], ranks=16, host_bandwidth=25e9),
+    )
+    assert (len(sliced.slices), f"{far.longer(sliced):.0%}") == (16, "9%") and far.schedule.offloaded
