@@ -231,7 +231,7 @@ def offload(schedule: Schedule, part: Number | Collection[tuple[int, int]] = 1, 
     else:
         require_number("part", part, lambda number: 0 <= number <= 1, "a part of the activations, 0 to 1")
     if pairs and (wrong := pairs - {*product(range(schedule.stages), range(schedule.microbatches))}):
-        raise SettingError(f"part has {wrong.pop()!r}, which is no pair (stage, microbatch) of {schedule!r}")
+        raise SettingError(f"part has {wrong.pop()!r}, which is not a pair (stage, microbatch) of {schedule!r}")
     require_count("ahead", ahead)
     if schedule.forward_only or schedule.offloaded:
         has = "has no backwards" if schedule.forward_only else f"has {O(*min(schedule.offloaded))}"

@@ -1,4 +1,4 @@
-"""What the ranks of a schedule hold by the order of their actions: activations in flight, and versions of weights."""
+"""Activations in flight, and versions of weights: both follow from the order of the actions alone."""
 
 from __future__ import annotations
 

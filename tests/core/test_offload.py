@@ -84,7 +84,11 @@ def test_offload_moves_what_a_rank_keeps_longest():
     assert " ".join(map(str, pp.offload(schedule, part=0.5, ahead=1).order(0))) == half
     assert pp.offload(schedule, 0) == schedule
     assert pp.offload(schedule, [(0, 1), (0, 2)], ahead=1).order(0) == pp.offload(schedule, part=0.5, ahead=1).order(0)
-    for bad, message in (((2,), "part must be"), (([(0, 4)],), r"has \(0, 4\), which is no pair"), ((1, 0), "ahead must be")):
+    for bad, message in (
+        ((2,), "part must be"),
+        (([(0, 4)],), r"has \(0, 4\), which is not a pair"),
+        ((1, 0), "ahead must be"),
+    ):
         with pytest.raises(SettingError, match=message):
             pp.offload(schedule, *bad)
     for other, message in ((pp.offload(schedule), "has 0O0"), (schedule.forwards, "has no backwards")):

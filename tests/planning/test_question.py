@@ -204,6 +204,7 @@ PLAN = {
     "zero": ("0", "1"),
     "blocking": ("false", "true"),
     "barrier": ("true", "false"),
+    "host_bandwidth": ("1e9", "2e9"),
     "seconds": ("0", "1"),
 }
 SPLIT = {  # only for a model with sizes, [plan] says how GPUs split it and what a library keeps of it
