@@ -13,7 +13,8 @@ PROCESSES := ranks or kernel or browser or programs
 UNIT := not slow and not ($(PROCESSES))
 # Loading nbval takes each process two seconds; only `make test-lessons` needs it.
 EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -p no:nbval -n auto --dist worksteal
-FILES := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+BY_FILE := -n 3 --dist loadfile --no-loadscope-reorder
+FILES := $(BIN)/pytest -p no:nbval $(BY_FILE)
 # Where this is set, as in many containers, each of hundreds of processes compiles ppedu again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -61,7 +62,7 @@ test-browser: chromium .venv/.test
 # The lessons must print what is saved in them. With PPEDU_STILL=1, widgets are pictures.
 test-lessons: .venv/.test
 	rm -f notebooks/my_pipeline.py
-	PPEDU_STILL=1 $(FILES) --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
+	PPEDU_STILL=1 $(BIN)/pytest $(BY_FILE) --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
 
 # Test the packages that need the standard library only with every Python that is installed.
 test-pythons: .venv/.test

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from strategies import sample
 
 import ppedu as pp
 from ppedu.run import run_schedule
@@ -31,8 +32,9 @@ def cases(ranks):
         if microbatches and (made := pp.schedule(name, ranks, microbatches)).placement.copies == made.slices == 1
         if not made.updated and not made.placement.barriers
     ]
+    assert len(found) > 11
     return [
-        *found,
+        *(found if ranks == 2 else sample(found, 2)),  # all in a full run
         ("interleaved", 2 * ranks, {"chunks": 3}, None),
         ("zb-v", 2 * ranks, {}, {"receive": "late"}),
         ("zb-v", 2 * ranks, {}, {"fsdp": True, "resident": 1}),
@@ -49,7 +51,6 @@ def reports(request, ranks):
 
 
 def test_gradients_are_those_of_the_pipeline_bit_for_bit(reports):
-    assert len(reports) > 14
     wrong = {str(case) for case, found in reports for each in found if each["different"] or each["all zero"]}
     assert not wrong
 

@@ -91,8 +91,8 @@ def train(config, pieces, lifo):
     assert not config.clip or clipped == {True, False}
     return losses
 
-settings, *how = json.loads(sys.argv[1])
-print(json.dumps(train(TrainConfig(**settings), *how)))
+for settings, *how in json.loads(sys.argv[1]):
+    print(json.dumps(train(TrainConfig(**settings), *how)))
 """
 
 
@@ -133,11 +133,37 @@ MIXED = {
 }
 RUNNABLE = [case for case in MIXED.values() if "weights" not in case[1] or not lack(GRAD_DTYPE)]
 CASES = [*EVERY.values(), *TIED.values(), *ALIKE.values(), *RUNNABLE]
-SLOW = [case for case in EVERY.values() if case[0] == 2]  # `make test` trains with each schedule on 4 ranks only
+# `make test` trains with each schedule on 2 ranks, and with one of each placement on 4.
+SLOW = [
+    case
+    for case in EVERY.values()
+    if case[0] == 4 and case[1]["schedule"] not in ("1f1b", "zb-v", "interleaved", "dualpipe")
+]
 every_schedule = pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=pytest.mark.slow if case in SLOW else [], id=name) for name, case in EVERY.items()],
 )
+
+
+def alone(case):
+    """Return the settings that do not determine how the work is divided."""
+    return {
+        name: value
+        for name, value in case[1].items()
+        if name not in ("schedule", "options", "microbatches", "replicas", "cut")
+    }
+
+
+def job(settings, pieces=1, lifo=False):
+    """Return a training without a pipeline: on the whole batch or in equal pieces, in order or reversed."""
+    return json.dumps([settings, pieces, lifo])
+
+
+SINGLE = {"dtype": "float32", "weights": "float32"}
+JOBS = [job(alone(case)) for case in [*TIED.values(), *ALIKE.values()]]
+JOBS += [job(alone(case) | changed, 4) for case in RUNNABLE for changed in ({}, SINGLE)]
+JOBS += [job(alone(EVERY[f"1f1b-{size}"]), 2 * size, lifo) for size in (2, 4) for lifo in (False, True)]
+JOBS = list(dict.fromkeys(JOBS))
 
 
 @pytest.fixture(scope="module")
@@ -159,25 +185,18 @@ def trained(ranks):
 
 @pytest.fixture(scope="module")
 def plain(ranks):
-    """The losses of training without a pipeline: on the whole batch or in equal pieces, in order or reversed."""
+    """The losses of a `job`. Those of JOBS run in one program."""
     found = {}
 
-    def get(settings, pieces=1, lifo=False):
-        job = json.dumps([settings, pieces, lifo])
-        if job not in found:
-            found[job] = json.loads(ranks(PLAIN, 1, job, timeout=240)[0])
-        return found[job]
+    def get(*given, **named):
+        asked = job(*given, **named)
+        if asked not in found:
+            jobs = JOBS if asked in JOBS else [asked]
+            text = ranks(PLAIN, 1, f"[{', '.join(jobs)}]", timeout=240)[0]
+            found.update(zip(jobs, map(json.loads, text.splitlines()), strict=True))
+        return found[asked]
 
     return get
-
-
-def alone(case):
-    """Return the settings that do not determine how the work is divided."""
-    return {
-        name: value
-        for name, value in case[1].items()
-        if name not in ("schedule", "options", "microbatches", "replicas", "cut")
-    }
 
 
 def losses(reports):
@@ -249,7 +268,7 @@ def test_other_settings_follow_training_without_a_pipeline_on_the_whole_batch(tr
 def test_mixed_precision_equals_that_of_one_process(trained, plain, name):
     case = MIXED[name]
     expected = plain(alone(case), 4)
-    assert expected != plain(alone(case) | {"dtype": "float32", "weights": "float32"}, 4)
+    assert expected != plain(alone(case) | SINGLE, 4)
     # Where gradients are clipped, their norm is a sum in another order.
     assert losses(trained(case)) == [pytest.approx(expected, rel=1e-5) if "clip" in case[1] else expected] * 2
 
