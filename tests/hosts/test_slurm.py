@@ -61,6 +61,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         SlurmctldPort={free_port()}
         SlurmdPort={free_port()}
         MpiDefault=none
+        SchedulerParameters=sched_interval=1,batch_sched_delay=0
+        KillWait=1
         ReturnToService=2
         NodeName={name} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN
         PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
@@ -166,7 +168,8 @@ print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {text}\\n", end=
         ["sbatch", "--test-only", "job.sbatch"], cwd=slurm, capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr
-    command("sbatch", "--wait", "--output=job.out", "job.sbatch", cwd=slurm, env=path)
+    command("sbatch", "--output=job.out", "job.sbatch", cwd=slurm, env=path)
+    _until(lambda: not jobs())  # `sbatch --wait` asks once in many seconds
     assert sorted((slurm / "job.out").read_text().splitlines()) == ["rank 0 of 2 7", "rank 1 of 2 7"]
 
 
