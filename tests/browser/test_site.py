@@ -347,7 +347,7 @@ FUMBLE = """([selector, n]) => {
 }"""
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *slow([1, 2])])
 def test_a_copied_link_shows_the_same_picture_whatever_was_shown_before(playground, seed):
     page, dice = playground, random.Random(seed)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -157,7 +157,7 @@ for name in some("gpipe", "interleaved", "zb-h1", "1f1b", "zb-v"):
     whole = nn.Sequential(*model.values())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
     optimizer, scales = torch.optim.SGD(whole.parameters(), 0.1), []
-    for _ in range(8):
+    for _ in range(6):
         optimizer.zero_grad()
         for x, y in zip(X.split(1), Y.split(1)):
             with torch.autocast("cpu", torch.float16):
@@ -170,7 +170,7 @@ for name in some("gpipe", "interleaved", "zb-h1", "1f1b", "zb-v"):
     pipeline, scale = make(schedule, autocast=torch.float16), LossScale(2.0**24, every=2)
     modules = {index: stage.module for index, stage in pipeline.stages.items()}
     optimizer, found = torch.optim.SGD(nn.ModuleList(modules.values()).parameters(), 0.1), []
-    for _ in range(8):
+    for _ in range(6):
         optimizer.zero_grad()
         pipeline.step(X, Y, loss_scale=scale.value)
         if scale.update(pipeline.clip_grad_norm(float("inf"))):
