@@ -195,7 +195,8 @@ def test_the_story_in_any_size_and_light(visit):
             page.emulate_media(color_scheme=scheme)
             page.get_by_role("button", name=name).click()
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
-            assert [each["id"] for each in Axe().run(page).response["violations"]] == [], (width, scheme, name)
+            if (width, scheme) in ((360, "light"), (1366, "dark")):  # it takes seconds
+                assert [each["id"] for each in Axe().run(page).response["violations"]] == [], (width, scheme, name)
 
 
 def test_doors_lead_to_lesson_1_and_to_the_playground(playground, address):
@@ -618,13 +619,14 @@ def test_code_fits_and_no_page_is_wider_than_a_phone(visit, paths):
         )  # once the widget has been drawn again
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_lesson_and_an_entry_can_be_read_by_all(visit, scheme):
+def test_a_lesson_and_an_entry_can_be_read_by_all(visit):
     for path in ("book/notebooks/05_1f1b.html", "schedules/zb-v.html"):
-        page = visit(path=path, color_scheme=scheme)
+        page = visit(path=path)
         page.evaluate("() => document.fonts.ready.then(() => null)")
         assert page.evaluate("() => document.fonts.check('16px \"Source Serif 4\"')")
-        assert [each["id"] for each in Axe().run(page).response["violations"]] == [], path
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert [each["id"] for each in Axe().run(page).response["violations"]] == [], (path, scheme)
 
 
 def test_a_lesson_runs_in_its_page_and_a_reader_writes_into_it(visit):
