@@ -20,11 +20,13 @@
     2WAIT_RECV_F3         stage 2 waits for a message that was posted before: the rank went on after its 2RECV_F3;
                           WAIT_SEND_F, WAIT_RECV_B and WAIT_SEND_B are the others
     (1SEND_F3;1RECV_B0)BATCH_P2P          messages that are posted together, none before another
+    1SEND_R3  1RECV_R3    the rank of stage 1's forward sends the input on, to the rank of its backward, where that is
+                          another one: there, 1R3 runs the forward again
     0UNSHARD  0RESHARD  0REDUCE_GRAD      for sharded weights: gather them, free them, sum gradients
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
 The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
-here, and so do WAIT_RECV, R, O, L, U, S and T.
+here, and so do WAIT_RECV, R and its messages, O, L, U, S and T.
 """
 
 from __future__ import annotations
@@ -55,10 +57,14 @@ class Op(str, Enum):
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
+    SEND_R = "SEND_R"
+    RECV_R = "RECV_R"
     WAIT_SEND_F = "WAIT_SEND_F"
     WAIT_RECV_F = "WAIT_RECV_F"
     WAIT_SEND_B = "WAIT_SEND_B"
     WAIT_RECV_B = "WAIT_RECV_B"
+    WAIT_SEND_R = "WAIT_SEND_R"
+    WAIT_RECV_R = "WAIT_RECV_R"
     BATCH_P2P = "BATCH_P2P"
     UNSHARD = "UNSHARD"
     RESHARD = "RESHARD"
@@ -74,8 +80,8 @@ class Op(str, Enum):
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.U, Op.S, Op.T})
 COPIES = frozenset({Op.O, Op.L})
 SHARED = frozenset({Op.S, Op.T})  # of a head that all ranks share
-SEND = frozenset({Op.SEND_F, Op.SEND_B})
-RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
+SEND = frozenset({Op.SEND_F, Op.SEND_B, Op.SEND_R})
+RECEIVE = frozenset({Op.RECV_F, Op.RECV_B, Op.RECV_R})
 COMMUNICATION = SEND | RECEIVE
 WAITS = {Op(f"WAIT_{op}"): op for op in sorted(COMMUNICATION)}  # from a wait to the message that it waits for
 WAIT_OF = {op: wait for wait, op in WAITS.items()}

@@ -17,7 +17,7 @@ from ppedu.core.placement import TOWARDS, Placement, other_end
 # ("F", 2, 0): the activation that stage 2 computed for microbatch 0.
 # ("B", 2, 0): the gradient of stage 2's input, computed by a full backward or by its first half, I.
 # ("SEND_F", 2, 0), ("RECV_F", 3, 0): that activation has been sent, and has arrived at stage 3's rank.
-# ("POST_F", 3, 0): stage 3's rank has posted the receive.
+# ("POST_F", 3, 0): stage 3's rank has posted the receive. Likewise SEND_R, RECV_R and POST_R for the input of an R.
 #
 # A message may have a WAIT in its order. Then the SEND or RECV only posts it, and the rank goes on; the WAIT ends when
 # the message is done. A SEND without one ends when it is done, and a RECV when its message has arrived.
@@ -39,6 +39,8 @@ def requires(
     their backward are `restored`: it requires the results of R and L that are among these, and an R that of L.
     The forward of a slice also requires that of the slice before, to whose keys and values it attends; its backward
     that of the slice after, which adds to the gradients of these.
+    A backward on another rank than its forward requires the R there instead, and that R the stage's input, which the
+    rank of the forward sends once that is done.
     If all ranks share the head, S requires the last stage's forward, T all S, and the last stage's backward all S or T.
     """
     stage, op, microbatch, parts = action
@@ -53,7 +55,10 @@ def requires(
             return (*own, ("RECV_F", stage, microbatch))
         return (*own, ("F", stage - 1, microbatch))
     if op in ("B", "I"):
-        own = (("F", stage, microbatch), *_restored("RL", stage, microbatch, restored))
+        if placement.backwards and 0 <= stage < placement.stages and placement.apart(stage):
+            own = (("R", stage, microbatch),)
+        else:
+            own = (("F", stage, microbatch), *_restored("RL", stage, microbatch, restored))
         if (microbatch + 1) % placement.slices:
             own = (*own, ("B", stage, microbatch + 1))
         if placement.barriers and stage == placement.stages - 1:
@@ -66,6 +71,8 @@ def requires(
     if op in ("W", "U"):
         return (("B", stage, microbatch),)
     if op == "R":
+        if lowered and 0 <= stage < placement.stages and placement.apart(stage):
+            return (("RECV_R", stage, microbatch),)
         return (("F", stage, microbatch), *_restored("L", stage, microbatch, restored))
     if op == "O":
         return (("F", stage, microbatch),)
@@ -76,7 +83,7 @@ def requires(
     if op == "L":
         return (("O", stage, microbatch),)
     if op in SEND:
-        return ((op[-1], stage, microbatch),)
+        return (("F" if op == "SEND_R" else op[-1], stage, microbatch),)
     if op in RECEIVE:
         return ((f"SEND_{op[-1]}", stage + TOWARDS[op], microbatch),)
     if op in WAITS:
@@ -113,7 +120,7 @@ def produces(action: Action) -> tuple[Result, ...]:
         return ((op.value, stage, microbatch),)
     if op in ("B", "I"):
         return (("B", stage, microbatch),)
-    if op in COMMUNICATION or op in (Op.WAIT_RECV_F, Op.WAIT_RECV_B):
+    if op in COMMUNICATION or WAITS.get(op) in RECEIVE:
         return ((WAITS.get(op, op).value, stage, microbatch),)
     return ()
 
@@ -129,7 +136,8 @@ def posting(receive: Action) -> Result:
 
 
 # The kinds of results, and the other actions, in the order of their numbers.
-KINDS = (*"FBIWROLUST", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B", *WAITS)
+MESSAGES = "SEND_F", "RECV_F", "SEND_B", "RECV_B", "SEND_R", "RECV_R"
+KINDS = (*"FBIWROLUST", *MESSAGES, "POST_F", "POST_B", "POST_R", *WAITS)
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
@@ -264,7 +272,7 @@ class Numbered:
         never = self.never - entry
         if never in singles:  # the action does not exist, and no rank gets past it
             return ActionBlock(NOTHING, -1, singles, (never,), (None,))
-        holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
+        holders = {placement.rank(single.stage, single.microbatch, single.op) for single in action.singles}
         runner = min(holders)  # the only one, unless the stages of a pair are on two ranks
         needless = any(  # a message between two stages of one rank, or beyond the first or last stage, or no shard
             stage not in placement.shards
@@ -284,7 +292,7 @@ class Numbered:
         elif message.op in SEND and not posted and not needless:
             meets = (posting(other_end(message)),)
         inputs = [each for each in wanted if self.number(*each) != self.never]
-        sources = [placement.rank(stage, microbatch) for _, stage, microbatch in inputs]
+        sources = [placement.rank(stage, microbatch, kind) for kind, stage, microbatch in inputs]
         return ActionBlock(
             sample=action,
             rank=-1 if needless or len(holders) > 1 else runner,

@@ -177,6 +177,11 @@ def _require_one_copy(what: str, schedule: Schedule, form: str) -> None:
             f"{schedule!r} runs two copies of the model in opposite directions; in {form}, a stage is on one rank, "
             "whatever the microbatch — take a schedule with one copy, such as dualpipev for dualpipe"
         )
+    if schedule.placement.backwards:
+        raise SettingError(
+            f"{schedule!r} has a stage's forward and backward on two ranks; in {form}, a stage is on one rank — take a "
+            "schedule where it is, such as looped-bfs for roundpipe"
+        )
     if schedule.slices > 1:
         raise SettingError(f"{schedule!r} cuts sequences into slices, which {form} cannot say — take slices=1")
     if not any(schedule.orders):

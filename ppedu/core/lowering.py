@@ -24,6 +24,8 @@ from ppedu.core.placement import TOWARDS, Placement, other_end
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
 from ppedu.core.validate import require_count, require_instance, require_number
 
+SENT = {"F": (Op.SEND_F, Op.SEND_R), "B": (Op.SEND_B,)}  # by result, the messages that it can cause
+
 
 @without_gc()
 def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, resident: int = 3) -> Schedule:
@@ -77,12 +79,11 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
         first = block.sample.singles[0].microbatch
         messages = []
         for kind, stage, microbatch in produces(block.sample):
-            if kind not in ("F", "B"):
-                continue  # it stays on its rank
-            send = Action(stage, Op(f"SEND_{kind}"), microbatch)
-            if send.op in placement.links[placement.copy(microbatch)][stage]:
-                _, receiver = placement.route(send)
-                messages.append((send, other_end(send), receiver, microbatch - first))
+            for op in SENT.get(kind, ()):  # other results stay on their rank
+                send, needless = Action(stage, op, microbatch), op is Op.SEND_R and schedule.forward_only
+                if op in placement.links[placement.copy(microbatch)][stage] and not needless:
+                    _, receiver = placement.route(send)
+                    messages.append((send, other_end(send), receiver, microbatch - first))
         onward.append(messages)
     orders: list[list[Action]] = [[] for _ in schedule.orders]
     remaining = [*map(iter, schedule.orders)]
@@ -283,16 +284,16 @@ def share_head(schedule: Schedule, barriers: int = 1) -> Schedule:
             (algorithm 2 of the paper). 2: T does (algorithm 1).
 
     Raises:
-        SettingError: The schedule is lowered, is for inference, has two copies of the model or shares its head already,
-            or there are neither 1 nor 2 barriers.
+        SettingError: The schedule is lowered, is for inference, has a stage on two ranks or shares its head already, or
+            there are neither 1 nor 2 barriers.
         ScheduleError: It is not legal.
     """
     require_compute("share_head", schedule)
     placement = schedule.placement
     barriers = require_count("barriers", barriers, most=2)
-    if schedule.forward_only or placement.copies > 1 or placement.barriers:
+    if schedule.forward_only or not placement.alone or placement.barriers:
         raise SettingError(
-            f"share_head takes a schedule with backwards, one copy of the model and no S, not {schedule!r}"
+            f"share_head takes a schedule with backwards, each stage on one rank and no S, not {schedule!r}"
         )
     schedule.validate()
     durations: list[int] = []

@@ -20,9 +20,13 @@ def fields_alone(self: Any) -> dict[str, Any]:
 
 
 # From the stage of a SEND or RECV to its peer's: activations go to the next stage, gradients to the one before. The
-# peer of 2SEND_F0 is stage 2 + 1, that of 2SEND_B0 is stage 2 - 1.
-TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
-_MATCHING = {Op.SEND_F: Op.RECV_F, Op.RECV_F: Op.SEND_F, Op.SEND_B: Op.RECV_B, Op.RECV_B: Op.SEND_B}
+# peer of 2SEND_F0 is stage 2 + 1, that of 2SEND_B0 is stage 2 - 1. The input for 2R0 comes from the rank of 2F0.
+TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1, Op.SEND_R: 0, Op.RECV_R: 0}
+_MATCHING = {Op.SEND_F: Op.RECV_F, Op.SEND_B: Op.RECV_B, Op.SEND_R: Op.RECV_R}
+_MATCHING |= {receive: send for send, receive in _MATCHING.items()}
+PLACEMENTS = "loop", "v", "bidirectional", "round"
+# The results, and actions, of the rank of a stage's forward. All others are of the rank of its backward.
+FORWARDS = {"F", "SEND_F", "RECV_F", "SEND_R", "WAIT_SEND_F", "WAIT_RECV_F", "WAIT_SEND_R", "POST_F"}
 
 
 def other_end(message: Action) -> Action:
@@ -43,6 +47,8 @@ class Placement:
             with 4, 0F6 is the forward of slice 2 of microbatch 1, and so do `split` and `Schedule.microbatches`.
         barriers: If all ranks share the head, how often they wait for each other in it, 1 or 2; otherwise 0. A schedule
             sets it by its S and T.
+        backwards: `backwards[stage]` is the rank that runs the stage's backward, if that can be another rank than that
+            of the forward. It then runs the forward again, with an R. There is one copy, of whole sequences.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Placement:
     split: int = 0
     slices: int = 1
     barriers: int = 0
+    backwards: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_name("a placement's name", self.name)
@@ -70,7 +77,15 @@ class Placement:
         slices = require_count("slices", self.slices)
         if len(holders) > 1 and split % slices:
             raise SettingError(f"the second copy begins with a whole microbatch; got split={split} of {slices} slices")
-        vars(self).update(ranks=ranks, split=split, slices=slices, holders=holders)  # frozen, so not by assignment
+        backwards = tuple(require_rank(rank, ranks) for rank in self.backwards)
+        if backwards and (len(holders) > 1 or slices > 1 or len(backwards) != len(holders[0])):
+            raise SettingError(
+                "backwards must give the rank of every stage, and needs one copy of the model and no slices; "
+                f"got {self.backwards!r}"
+            )
+        backwards = backwards if backwards != holders[0] else ()
+        settled = {"ranks": ranks, "split": split, "slices": slices, "holders": holders, "backwards": backwards}
+        vars(self).update(settled)  # frozen, so not by assignment
 
     __getstate__ = fields_alone
 
@@ -86,18 +101,28 @@ class Placement:
                 "bidirectional": two copies of the model, each a zigzag of `chunks` stages on each rank, one from the
                 first rank, one from the last. The first half of the `microbatches`, rounded up, runs through the first
                 copy.
+                "round": forwards, then backwards, go round the ranks, `chunks` stages for each rank. The last stage's
+                forward and backward are on one rank. Of the others, a rank runs the backward of one, and the forwards
+                of three, which take as long if its backward recomputes. On 3 ranks, 2 chunks make 0 0 1 1 1 2 for the
+                forwards of stages 0 to 5, then, from the last stage back to the first, 2 0 1 2 0 1 for the backwards.
             slices: Of each of the `microbatches`.
 
         Raises:
             SettingError: There is no such placement, or a number is not a whole number above 0.
         """
         ranks, chunks, microbatches = require_size(ranks, chunks, microbatches, slices)
-        if not isinstance(name, str) or name not in ("loop", "v", "bidirectional"):
-            raise SettingError(f"unknown placement {name!r}; available: loop, v, bidirectional")
+        if not isinstance(name, str) or name not in PLACEMENTS:
+            raise SettingError(f"unknown placement {name!r}; available: {', '.join(PLACEMENTS)}")
         down = tuple(range(ranks))
         up = down[::-1]
         if name == "loop":
             return cls(name, ranks, (down * chunks,), slices=slices)
+        if name == "round":
+            last = ranks * chunks - 1
+            turn = -(-last // 3)  # of the last stage's forward and backward
+            forwards = tuple((turn - -(-(last - stage) // 3)) % ranks for stage in range(last + 1))
+            backwards = tuple((turn + last - stage) % ranks for stage in range(last + 1))
+            return cls(name, ranks, (forwards,), slices=slices, backwards=backwards)
         zigzags = [(each * chunks)[: ranks * chunks] for each in (down + up, up + down)]
         if name == "v":
             return cls(name, ranks, (zigzags[0],), slices=slices)
@@ -105,18 +130,18 @@ class Placement:
         return cls(name, ranks, (zigzags[0], zigzags[1]), first_half * require_count("slices", slices), slices)
 
     @classmethod
-    def custom(cls, holders: Sequence[int]) -> Placement:
-        """Return a placement of one copy, with stage s on rank `holders[s]`.
+    def custom(cls, holders: Sequence[int], backwards: Sequence[int] = ()) -> Placement:
+        """Return a placement of one copy, with stage s on rank `holders[s]`, and its backward on rank `backwards[s]`.
 
         Raises:
             SettingError: `holders` is empty, an entry is not a whole number, or a rank below the highest is missing.
         """
         if not isinstance(holders, Sequence):
             raise SettingError(f"a placement is a rank for each stage, such as [0, 1, 1, 0]; got {holders!r}")
-        ranks = sorted({require_count("a rank", rank, least=0) for rank in holders})
+        ranks = sorted({require_count("a rank", rank, least=0) for rank in (*holders, *backwards)})
         if not ranks or ranks != list(range(len(ranks))):
             raise SettingError(f"a placement must give each rank from 0 on at least one stage; got {list(holders)}")
-        return cls("custom", len(ranks), (tuple(holders),))
+        return cls("custom", len(ranks), (tuple(holders),), backwards=tuple(backwards))
 
     @cached_property
     def stages(self) -> int:
@@ -127,10 +152,28 @@ class Placement:
         """The number of copies of the model: 2 in a bidirectional placement, 1 otherwise."""
         return len(self.holders)
 
+    @property
+    def homes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of the backwards of the stages, in each copy; mostly the `holders`."""
+        return (self.backwards,) if self.backwards else self.holders
+
+    @property
+    def alone(self) -> bool:
+        """Whether each stage is on one rank only."""
+        return len(self.holders) == 1 and not self.backwards
+
+    def apart(self, stage: int) -> bool:
+        """Return whether the backward of a stage is on another rank than its forward."""
+        return self.homes[0][stage] != self.holders[0][stage] if self.backwards else False
+
+    def holders_of(self, stage: int) -> list[int]:
+        """Return the ranks that hold a stage: one for each copy, or those of its forward and its backward."""
+        return [copy[stage] for copy in dict.fromkeys((*self.holders, *self.homes))]
+
     @cached_property
     def chunks(self) -> int:
-        """The number of stages of one copy that a rank holds; if ranks differ, the largest."""
-        return max(Counter(self.holders[0]).values())
+        """The number of stages of one copy that a rank holds; if ranks differ, the largest. Backwards count."""
+        return max(Counter(self.homes[0]).values())
 
     @cached_property
     def shards(self) -> tuple[int, ...]:
@@ -152,8 +195,8 @@ class Placement:
         """Return the copy of the model that `microbatch` runs through, 0 or 1."""
         return int(len(self.holders) > 1 and microbatch >= self.split)
 
-    def rank(self, stage: int, microbatch: int = 0) -> int:
-        """Return the rank that holds `stage` for `microbatch`.
+    def rank(self, stage: int, microbatch: int = 0, op: str = "F") -> int:
+        """Return the rank that holds `stage` for `microbatch`, and runs an action of this op, or has such a result.
 
         Raises:
             SettingError: There is no such stage.
@@ -161,34 +204,38 @@ class Placement:
         try:
             if stage < 0:  # which Python would count from the end
                 raise IndexError
-            return self.holders[self.copy(microbatch)][stage]
+            return self._row(op, self.copy(microbatch))[stage]
         except (IndexError, RuntimeError, TypeError, ValueError):  # RuntimeError: a tensor of several numbers
             raise SettingError(
                 f"there is no stage {stage!r} for microbatch {microbatch!r}; the stages are 0 to {self.stages - 1}"
             ) from None
 
     def chunk(self, stage: int, microbatch: int = 0) -> int:
-        """Return the position of `stage` among the stages that its rank holds in the microbatch's copy, from 0.
+        """Return the position of `stage` among the stages of its (backward's) rank in the microbatch's copy, from 0.
 
         Raises:
             SettingError: There is no such stage.
         """
-        rank = self.rank(stage, microbatch)
-        return self.holders[self.copy(microbatch)][:stage].count(rank)
+        rank = self.rank(stage, microbatch, "B")
+        return self.homes[self.copy(microbatch)][:stage].count(rank)
+
+    def _row(self, op: str, copy: int) -> tuple[int, ...]:
+        """Return the rank of each stage for an op or a result of this kind."""
+        return self.holders[copy] if op in FORWARDS else self.homes[copy]
 
     @cached_property
     def links(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
         """`links[copy][stage]`: the SENDs and RECVs of a stage for each microbatch. A rank sends itself nothing."""
 
-        def messages(holders: tuple[int, ...], stage: int) -> tuple[Op, ...]:
+        def messages(copy: int, stage: int) -> tuple[Op, ...]:
             ops = []
             for op, towards in TOWARDS.items():
                 peer = stage + towards
-                if 0 <= peer < self.stages and holders[peer] != holders[stage]:
+                if 0 <= peer < self.stages and self._row(_MATCHING[op], copy)[peer] != self._row(op, copy)[stage]:
                     ops.append(op)
             return tuple(ops)
 
-        return tuple(tuple(messages(holders, stage) for stage in range(self.stages)) for holders in self.holders)
+        return tuple(tuple(messages(copy, stage) for stage in range(self.stages)) for copy in range(self.copies))
 
     def route(self, action: Action) -> tuple[int, int]:
         """Return the rank that sends the message of a SEND or RECV, and the rank that receives it.
@@ -203,7 +250,8 @@ class Placement:
             raise SettingError(
                 f"{action} goes to or comes from a stage that does not exist; the stages are 0 to {self.stages - 1}"
             )
-        here, there = self.rank(action.stage, action.microbatch), self.rank(other, action.microbatch)
+        here = self.rank(action.stage, action.microbatch, action.op)
+        there = self.rank(other, action.microbatch, _MATCHING[action.op])
         return (here, there) if action.op in SEND else (there, here)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -213,4 +261,4 @@ class Placement:
             SettingError: There is no such rank.
         """
         rank = require_rank(rank, self.ranks)
-        return tuple(sorted({stage for copy in self.holders for stage, holder in enumerate(copy) if holder == rank}))
+        return tuple(stage for stage in range(self.stages) if rank in self.holders_of(stage))

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, SHARED, WAIT_OF, WAITS, Action, Op
 from ppedu.core.dependencies import Replay, Result, awaited, posting, produces, requires, waited_for, why_slices_wait
 from ppedu.core.errors import Problem
-from ppedu.core.placement import TOWARDS, other_end
+from ppedu.core.placement import FORWARDS, TOWARDS, other_end
 from ppedu.core.waiting import cycles
 
 if TYPE_CHECKING:
     from ppedu.core.schedule import Schedule
 
 
-FORWARD_MESSAGES = (Op.SEND_F, Op.RECV_F)
-NO_SHARED = " is for a head that ranks share, which schedules without backwards or with two copies cannot have"
-NO_UPDATE = " is an update, which schedules without backwards or with two copies of the model cannot have"
+NO_SHARED = " is for a shared head, which schedules without backwards or with a stage on two ranks cannot have"
+NO_UPDATE = " is an update, which schedules without backwards or with a stage on two ranks cannot have"
+NO_BACKWARD = " is for a backward, in a forward-only schedule"
+NO_COPY = " is a copy to or from the host, but the backward is on another rank than the forward, and runs it again"
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
@@ -135,8 +136,9 @@ class _Inspection:
         elif not 0 <= microbatch < microbatches:
             known = f"they are 0 to {microbatches - 1}" if microbatches > 1 else "the only one is 0"
             yield "range", f": there is no microbatch {microbatch}; {known}"
-        elif placement.rank(stage, microbatch) != rank:
-            yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
+        elif (holder := placement.rank(stage, microbatch, op)) != rank:
+            part = ("" if op in FORWARDS else "the backward of ") * placement.apart(stage)
+            yield "rank", f": {part}stage {stage} is held by rank {holder}"
         elif op in SHARED and stage not in placement.shards:
             shards = ", ".join(map(str, placement.shards))
             yield "range", f": a rank's part of a shared head goes by the rank's first stage; these are {shards}"
@@ -211,7 +213,7 @@ class _Inspection:
             return
         ends = (0, self.schedule.microbatches - 1)  # of two copies, each runs one of these
         for stage in range(self.schedule.stages):
-            for rank in sorted({self.placement.rank(stage, microbatch) for microbatch in ends}):
+            for rank in sorted({self.placement.rank(stage, microbatch, "B") for microbatch in ends}):
                 if (rank, stage) not in self.summed:
                     why = f"rank {rank}: {stage}REDUCE_GRAD is never run, and other stages have theirs"
                     yield Problem(rank, None, Action(stage, Op.REDUCE_GRAD), "missing", why)
@@ -226,9 +228,11 @@ class _Inspection:
                     continue
                 others = self.placement.links[copy][stage] if self.schedule.lowered else ()
                 if self.schedule.forward_only:
-                    others = tuple(op for op in others if op in FORWARD_MESSAGES)
+                    others = tuple(op for op in others if op in (Op.SEND_F, Op.RECV_F))
                 elif self.placement.barriers and stage in self.placement.shards:
                     others = (*others, Op.S, Op.T)
+                elif self.placement.apart(stage):
+                    others = (Op.R, *others)
                 if not self._is_complete(stage, microbatches, others):
                     for microbatch in microbatches:
                         yield from self._missing_of(stage, microbatch, others)
@@ -243,8 +247,7 @@ class _Inspection:
 
         whole, halves, neither = (every, 0, 0), (0, every, every), (0, 0, 0)
         allowed = [neither] if self.schedule.forward_only else [whole, halves]
-        backwards = (count("B"), count("I"), count("W"))
-        return backwards in allowed and all(count(op) == every for op in ("F", *others))
+        return (count("B"), count("I"), count("W")) in allowed and all(count(op) == every for op in ("F", *others))
 
     def _missing_of(self, stage: int, microbatch: int, others: Collection[Op]) -> Iterator[Problem]:
         """Yield the missing or surplus actions of a microbatch in a stage."""
@@ -271,7 +274,7 @@ class _Inspection:
             backward = ("I", "W")
         for required in ("F", *backward, *others):
             if not runs(required):
-                rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(required), microbatch)
+                rank, action = self.placement.rank(stage, microbatch, required), Action(stage, Op(required), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
     def _restored(self) -> Iterator[Problem]:
@@ -280,8 +283,9 @@ class _Inspection:
             for stage, microbatch in sorted(self.schedule.words[op]):
                 action, wanted = Action(stage, op, microbatch), Action(stage, other, microbatch)
                 rank, index = self.places[action]
-                if self.schedule.forward_only:
-                    yield self._problem(rank, index, "range", " is for a backward, in a forward-only schedule", action)
+                no_copy = NO_COPY if op is not Op.R and self.placement.apart(stage) else ""
+                if why := NO_BACKWARD if self.schedule.forward_only else no_copy:
+                    yield self._problem(rank, index, "range", why, action)
                 elif wanted not in self.places:
                     yield Problem(rank, None, wanted, "missing", f"rank {rank}: {wanted} is never run, and {action} is")
 
@@ -291,7 +295,7 @@ class _Inspection:
         unused = {stage: 0 for stage in range(self.schedule.stages) if updated}  # by stage: the first without an update
         for rank, index in sorted(self.places[Action(s, Op.U, m)] for s, m in updated if s in unused and 0 <= m < end):
             stage, _, microbatch, _ = self.schedule.orders[rank][index]
-            if self.schedule.forward_only or self.placement.copies > 1:
+            if self.schedule.forward_only or not self.placement.alone:
                 yield self._problem(rank, index, "range", NO_UPDATE)
             if microbatch < unused[stage]:
                 yield self._problem(rank, index, "order", f" must come before {stage}U{unused[stage] - 1} or nowhere")
@@ -302,7 +306,7 @@ class _Inspection:
                         yield self._problem(rank, index, "order", why)
             unused[stage] = max(microbatch + 1, unused[stage])
         for stage, m in unused.items():
-            if m < end and not self.schedule.forward_only and self.placement.copies == 1:
+            if m < end and not self.schedule.forward_only and self.placement.alone:
                 rank, last = self.placement.rank(stage), Action(stage, Op.U, end - 1)
                 why = f"rank {rank}: {last} is never run: no update uses the gradients from microbatch {m} on"
                 yield Problem(rank, None, last, "missing", why)
@@ -314,7 +318,7 @@ class _Inspection:
         for rank, order in enumerate(self.schedule.orders):
             own: dict[tuple[Op, int], int] = {}
             for index, (_, op, microbatch, _) in enumerate(order):
-                if op in SHARED and (self.schedule.forward_only or self.placement.copies > 1):
+                if op in SHARED and (self.schedule.forward_only or not self.placement.alone):
                     yield self._problem(rank, index, "range", NO_SHARED)
                 elif op in sums and (rank, index) not in self.misplaced:
                     own.setdefault((op, microbatch), index)
@@ -395,6 +399,5 @@ class _Inspection:
                     f"for {producers[member]} of rank {peer}"
                 )
             places = tuple((member, self.at(member, self.blocked[member][0])) for member in cycle)
-            rank, index = places[0]
-            action = self.given.orders[rank][index]
-            yield Problem(rank, index, action, "deadlock", "deadlock: " + ", ".join(waits), places)
+            action = self.given.orders[places[0][0]][places[0][1]]
+            yield Problem(*places[0], action, "deadlock", "deadlock: " + ", ".join(waits), places)

@@ -21,7 +21,7 @@ from ppedu.core.errors import ParseError, Problem, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural
-from ppedu.core.placement import Placement, fields_alone
+from ppedu.core.placement import PLACEMENTS, Placement, fields_alone
 from ppedu.core.problems import find_problems
 from ppedu.core.validate import UNWRITABLE, require_count, require_instance, require_name, require_rank, require_size
 
@@ -300,7 +300,7 @@ class Schedule:
                 as `Run.load` reads it, a .json file, zipped or not, or a folder; or a layout for Megatron-LM's
                 `--pipeline-model-parallel-layout`, of which the schedule is the one that Megatron-LM runs with it, 1f1b
                 or interleaved.
-            placement: By default the first of "loop", "v" and "bidirectional" with which each stage is on its rank.
+            placement: By default the first of "loop", "v", "bidirectional" and "round" with each stage on its rank.
             microbatches, forward_only: As in `from_csv`.
             name: By default that of a trace's or a layout's schedule, otherwise "read".
             ranks: For a layout, which needs it, and `microbatches`. With it, any text is read as a layout.
@@ -392,7 +392,7 @@ def _with_fitting_placement(schedule: Schedule) -> Schedule | None:
     chunks, odd = divmod(schedule.stages, schedule.ranks)
     if odd or not any(problem.kind == "rank" for problem in schedule.problems):
         return None
-    for name in ("loop", "v", "bidirectional"):
+    for name in PLACEMENTS:
         whole = schedule.microbatches // schedule.slices
         other = replace(schedule, placement=Placement.make(name, schedule.ranks, chunks, whole, schedule.slices))
         if not any(problem.kind == "rank" for problem in other.problems):

@@ -129,7 +129,7 @@ class Context:
             return Program(schedule, self.group.rank, ahead=0)  # its receives stay where they are
         # To post the receive of a message whose header states its shape, a rank must wait for the header. Early
         # is better on a GPU, too: the order of messages in its queues is the same, and they can only start sooner.
-        receive = "late" if self.batching.variable_shapes else "early"
+        receive = "late" if self.batching.variable_shapes or schedule.placement.backwards else "early"
         return Program(lower(schedule, receive, self.sharded), self.group.rank)
 
     @cached_property

@@ -253,7 +253,7 @@ class GradientSync:
     def _held_stages(self) -> Iterator[HeldStage]:
         """Yield the stages of this rank that other ranks hold, too: copies within the schedule, then replicas."""
         for stage, module in sorted(self.modules.items()):  # in the same order on both ranks
-            holders = [copy[stage] for copy in self.placement.holders]
+            holders = self.placement.holders_of(stage)
             if len(set(holders)) > 1:
                 yield HeldStage(stage, module, [f"rank {rank}" for rank in holders], partial(self._gather, holders))
         if self.replicas is not None:

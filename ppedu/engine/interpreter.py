@@ -138,6 +138,8 @@ class Step:
     def receive(self, action: Action) -> tuple[torch.Tensor, ...] | None:
         """Return what a forward or backward gets from another stage; None for the first stage's F and the last's B.
 
+        An R gets what the rank of its forward hands on, if that is another one.
+
         Waits for its message if that comes from another rank. Each result can be received once.
         """
         source = self.program.source(action)
@@ -178,14 +180,11 @@ class Step:
     def forward(self, action: Action) -> None:
         stage, m = self.stages[action.stage], action.microbatch
         x = self.receive(action)
-        dtype, seed = self.context.autocast, self.context.seed
-        keywords = dict(self.batch.keywords[m])
-        if own := self.batch.stage_keywords.get(action.stage):
-            keywords |= own[m]
-        precision = torch.autocast(self.context.device.type, dtype) if dtype else NOTHING
-        random = NOTHING if seed is None else self._seeded(action)
-        with precision, random:
-            y = stage.forward(m, x, **keywords)
+        random = NOTHING if self.context.seed is None else self._seeded(action)
+        with self._precision, random:
+            y = stage.forward(m, x, **self._keywords(action))
+        if self.training and self.placement.apart(action.stage):
+            self._results["R", action.stage, m] = stage.hand_on(m)
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
         elif self.context.head:
@@ -203,8 +202,23 @@ class Step:
         if action.stage > 0:
             self.give(action, dx)
 
+    @property
+    def _precision(self) -> Any:
+        """The context in which forwards run."""
+        dtype = self.context.autocast
+        return torch.autocast(self.context.device.type, dtype) if dtype else NOTHING
+
+    def _keywords(self, action: Action) -> dict[str, Any]:
+        """Return the keywords of a forward."""
+        own = self.batch.stage_keywords.get(action.stage)
+        return {**self.batch.keywords[action.microbatch], **(own[action.microbatch] if own else {})}
+
     def forward_again(self, action: Action) -> None:
-        self.stages[action.stage].forward_again(action.microbatch)
+        stage, m = self.stages[action.stage], action.microbatch
+        if self.placement.apart(action.stage):
+            with self._precision:
+                stage.take_on(m, self.receive(action) or (), **self._keywords(action))
+        stage.forward_again(m)
         self._streams.pop(F(action.stage, action.microbatch), None)  # the graph of R is on the main one
 
     def copy(self, action: Action) -> None:
@@ -325,6 +339,8 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.SEND_B: Step.send,
     Op.RECV_F: Step.post,
     Op.RECV_B: Step.post,
+    Op.SEND_R: Step.send,
+    Op.RECV_R: Step.post,
     Op.UNSHARD: lambda step, action: step.context.shards.unshard(action.stage),
     Op.RESHARD: lambda step, action: step.context.shards.reshard(action.stage),
     Op.REDUCE_GRAD: lambda step, action: step.context.shards.reduce_grad(action),

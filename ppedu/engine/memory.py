@@ -120,7 +120,8 @@ class Saved:
         for stage in self._step.stages.values():
             tensors += [kept.tensor for kept in stage.host.saved]
             away += stage.host.away
-            for function in stage.postponed():  # a partial holds the tensors that it will use as its arguments
+            tensors += [(each.xs, each.keywords) for each in stage.again.values()]
+            for function in stage.weight_halves.values():  # a partial, whose arguments are tensors
                 tensors.append(getattr(function, "args", ()))
         others = self._always | storages(away).keys()
         bytes_held = sum(size for place, size in storages(tensors).items() if place not in others)

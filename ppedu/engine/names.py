@@ -109,7 +109,7 @@ class Names:
             replicated: there are other replicas of the pipeline, which need the same names.
         """
         names = self.of_parameters()
-        found = self._find_classes(names, exchange) if self.ties or self.placement.copies > 1 else []
+        found = self._find_classes(names, exchange) if self.ties or not self.placement.alone else []
         classes = [*chain(*(several for _, several in self._classes))] or [[*chain(*names.values())]] * replicated
         self._agreed = {each: number for number, members in enumerate(classes) for each in members}
         return found
@@ -135,7 +135,7 @@ class Names:
         found = []
         for each in sorted([*map(sorted, joined), *alone]):
             stages = {stage for stage, _ in each}
-            ranks = tuple(sorted({copy[stage] for copy in self.placement.holders for stage in stages}))
+            ranks = tuple(sorted({rank for stage in stages for rank in self.placement.holders_of(stage)}))
             if self.rank not in ranks:
                 continue
             classes[min(stages), ranks].append(each)

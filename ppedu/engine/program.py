@@ -146,7 +146,7 @@ class Program:
     def _source(self, action: Action) -> Result | None:
         """Return the result of another stage that an F, B or I starts from; None for the model's first F and last B."""
         for kind, stage, m in requires(action, self.placement, lowered=True):
-            if stage != action.stage or kind not in ("F", "B"):  # not its own forward, nor another slice in this stage
+            if stage != action.stage or kind not in ("F", "B", "R"):  # not its own forward, nor another slice here
                 return kind, stage, m
         return None
 

@@ -315,7 +315,8 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule.
 
     Raises:
-        SettingError: It offloads activations, or updates its weights before the end.
+        SettingError: It offloads activations, updates its weights before the end, or has a stage's forward and backward
+            on two ranks.
         ScheduleError: It is not legal.
         Exception: Whatever its generator raises.
     """
@@ -331,6 +332,8 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
         )
     if schedule.updated:
         raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
+    if schedule.placement.backwards:
+        raise SettingError(f"{name!r} streams weights from the host, as no plan does; take looped-bfs, say")
     if schedule.placement.barriers:
         raise SettingError(
             f"{name!r} shares the head in its order; plans do so with shard_vocabulary=True; take 1f1b, say"

@@ -333,11 +333,18 @@ def named(
         for name, value in (("chunks", chunks), ("slices", slices)):
             if value is not None:
                 raise SettingError(f"the {name} are those of the placement; leave out {name}")
-        return given
+        return _alone(given)
     require_instance("placement", given, str, 'a Placement, or "loop", "v" or "bidirectional"')
     if chunks is None:
         chunks = 2 if given == "v" else 1
-    return Placement.make(given, ranks, chunks, microbatches, 1 if slices is None else slices)
+    return _alone(Placement.make(given, ranks, chunks, microbatches, 1 if slices is None else slices))
+
+
+def _alone(placement: Placement) -> Placement:
+    """Return the placement if the forward and the backward of each stage are on one rank."""
+    if placement.backwards:
+        raise SettingError("a search has the forward and the backward of a stage on one rank; take a loop, say")
+    return placement
 
 
 def action_of(placement: Placement, part: int, op: Op, microbatch: int) -> Action:

@@ -301,7 +301,7 @@ class Costs:
 
         An activation of 10, with a weight_memory of 0.4: F allocates 10, B frees 10, I frees 6 and W 4. If the forward
         is recomputed from an input of 1, F allocates 1, and R, B or I the other 9. O frees what F has allocated, and L
-        allocates it again.
+        allocates it again. If the backward is on another rank, F allocates nothing, and R all 10.
         """
         stages, slices = schedule.stages, schedule.slices
         activations = self.per_stage(self.activation, stages, schedule.ranks, schedule.microbatches, slices)
@@ -319,10 +319,11 @@ class Costs:
         table: dict[tuple[Op, int, int, bool], tuple[Any, Any]] = {}
         for again in (False, True) if schedule.recomputed else (False,):
             for stage, part in enumerate(parts):
+                stays = not schedule.placement.apart(stage)
                 for position, (whole, held) in enumerate(
                     zip(sizes(activations[stage]), sizes(inputs[stage]), strict=True)
                 ):
-                    missing = whole - held if again or self.recompute else 0  # after F
+                    missing = whole - held * stays if again or self.recompute else 0  # after F
                     left = 0 if again else missing  # before B or I
                     of_slice = {
                         Op.F: (whole - missing, 0),

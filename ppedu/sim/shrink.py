@@ -88,7 +88,7 @@ def _may_be_cut(placement: Placement, lowered: bool, stages: Sequence[int]) -> b
     """Return whether messages still go to another rank: from each stage to the next that is left."""
     return not lowered or all(
         holders[stage] != holders[after]
-        for holders in placement.holders
+        for holders in (*placement.holders, *placement.homes)
         for stage, after in pairwise(stages)
         if after != stage + 1
     )
@@ -100,11 +100,12 @@ def _part(schedule: Schedule, stages: Sequence[int], microbatches: Sequence[int]
     numbers = [number for first in microbatches for number in range(first * slices, (first + 1) * slices)]
     copies = sorted({schedule.placement.copy(number) for number in numbers})
     holders = [[schedule.placement.holders[copy][stage] for stage in stages] for copy in copies]
-    ranks = sorted({rank for copy in holders for rank in copy})
-    rows = tuple(tuple(ranks.index(rank) for rank in copy) for copy in holders)
-    shape = "loop" if rows == (tuple(range(len(ranks))),) else "custom"
+    backwards = [schedule.placement.homes[0][stage] for stage in stages] if schedule.placement.backwards else []
+    ranks = sorted({rank for copy in (*holders, backwards) for rank in copy})
+    *rows, back = (tuple(ranks.index(rank) for rank in copy) for copy in (*holders, backwards))
+    shape = "loop" if rows == [tuple(range(len(ranks)))] and not back else "custom"
     first = sum(schedule.placement.copy(number) == copies[0] for number in numbers)
-    placement = Placement(shape, len(ranks), rows, first if len(rows) > 1 else 0, slices)
+    placement = Placement(shape, len(ranks), tuple(rows), first if len(rows) > 1 else 0, slices, backwards=back)
     outside = set()  # messages to stages that are left out
     if stages[0] > 0:
         outside |= {(stages[0], Op.RECV_F), (stages[0], Op.SEND_B)}

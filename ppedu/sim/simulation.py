@@ -34,17 +34,17 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
     Raises:
         ScheduleError: The schedule is not legal, or its ranks would wait forever because links are occupied.
         SettingError: The costs do not match the number of stages or microbatches, or lack a link. Or links are occupied
-            and the schedule is not lowered. Or there are two copies of the model and no barrier: at the end of a step
-            the copies wait for each other's gradients.
+            and the schedule is not lowered. Or stages are on two ranks and there is no barrier: at the end of a step,
+            these wait for each other's gradients.
     """
     require_schedule("simulate", schedule)
     schedule.validate()
     costs = require_costs(costs)
     require_size(schedule.ranks, schedule.chunks, schedule.microbatches * require_count("steps", steps))
     require_instance("barrier", barrier, bool, "True or False")
-    if not barrier and schedule.placement.copies > 1:
+    if not barrier and not schedule.placement.alone:
         raise SettingError(
-            f"{schedule.name} has two copies of the model, which wait for each other's gradients at the end of a step; "
+            f"{schedule.name} has stages on two ranks, which wait for each other's gradients at the end of a step; "
             "simulate it with barrier=True"
         )
     if steps == 1:

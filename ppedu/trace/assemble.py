@@ -10,6 +10,7 @@ from statistics import median
 
 from ppedu.core import Action, F, Op, ParseError, Placement, Schedule, SettingError
 from ppedu.core.numeric import plural, pretty
+from ppedu.core.placement import PLACEMENTS
 from ppedu.sim import Costs, Span, Timeline
 from ppedu.trace.numbering import CUT, numbered
 from ppedu.trace.recognize import recognize
@@ -213,7 +214,8 @@ def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
         missing = plural(stages * microbatches - len(forwards), "forward")
         hint = "; microbatches count from 0" if min((m for _, m in forwards), default=0) == 1 else ""
         raise ValueError(f"{F(stage, m)} is never run ({missing} missing){hint}")
-    placement = _placement(len(rows), stages, microbatches, forwards)
+    again = {single.stage: rank for rank, single in singles if single.op == Op.R}
+    placement = _placement(len(rows), stages, microbatches, forwards, again)
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule("measured", placement, microbatches, orders, forward_only)
     if lost := [problem for problem in schedule.problems if problem.kind == "missing"]:
@@ -221,20 +223,24 @@ def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
     return recognize(schedule)
 
 
-def _placement(ranks: int, stages: int, microbatches: int, forwards: Mapping[tuple[int, int], int]) -> Placement:
+def _placement(
+    ranks: int, stages: int, microbatches: int, forwards: Mapping[tuple[int, int], int], again: Mapping[int, int]
+) -> Placement:
     """Return which rank holds which stage.
 
     Args:
         forwards: By stage and microbatch, the rank that ran the forward.
+        again: By stage, the rank that ran it again, for the backward.
     """
     # With two copies of the model, the first microbatch passes one of them, and the last microbatch the other.
     first = tuple(forwards[stage, 0] for stage in range(stages))
     last = tuple(forwards[stage, microbatches - 1] for stage in range(stages))
     holders = (first,) if first == last else (first, last)
-    for name in ("loop", "v", "bidirectional"):
+    homes = (tuple(again.get(stage, first[stage]) for stage in range(stages)),) if first == last else holders
+    for name in PLACEMENTS:
         with suppress(SettingError):  # not for this number of chunks
             placement = Placement.make(name, ranks, stages // ranks, microbatches)
-            if placement.holders == holders:
+            if (placement.holders, placement.homes) == (holders, homes):
                 return placement
     split = next((m for m in range(microbatches) if forwards[0, m] != first[0]), 0)
-    return Placement("custom", ranks, holders, split)
+    return Placement("custom", ranks, holders, split, backwards=homes[0] if first == last else ())

@@ -91,7 +91,7 @@ def _placement(about: About) -> Placement:
     require_size(about["ranks"], about["chunks"], about["microbatches"])
     slices = require_count("slices", about.get("slices", 1))  # files of version 0.1.0 do not state it
     if about["placement"] == "custom":
-        return replace(Placement.custom(about["holders"]), slices=slices)
+        return replace(Placement.custom(about["holders"], about.get("backwards", ())), slices=slices)
     stages = len(about["holders"])
     if about["ranks"] * about["chunks"] != stages:
         raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks cannot hold {stages} stages")

@@ -33,8 +33,8 @@ def link(timeline: Timeline, base: str | None = None) -> str:
     place = schedule.placement
     known = replace(place, barriers=0) == _made(place, schedule.microbatches)
     written = place.name if known else str(list(place.holders[0]))
-    if place.copies > 1 and written != place.name:
-        raise SettingError("a link cannot hold a placement of one's own with two copies of the model")
+    if not place.alone and written != place.name:
+        raise SettingError("a link cannot hold a placement of one's own with a stage on two ranks")
     inputs = {"text": schedule.to_csv(), "placement": written, "costs": in_code(given)}
     inputs |= {"slices": str(schedule.slices)} if schedule.slices > 1 else {}
     inputs |= {"forwards": "alone"} if schedule.forward_only else {}

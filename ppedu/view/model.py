@@ -137,7 +137,7 @@ class Panel:
         """The fields of all boxes by name, as lists, because a large timeline has very many boxes."""
         placement, zero, marked = self.timeline.schedule.placement, self._floats.start, set(self.marks)
         chunks = [  # by copy of the model and stage, how many stages before it are on the same rank
-            [holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders
+            [homes[:stage].count(rank) for stage, rank in enumerate(homes)] for homes in placement.homes
         ]
         columns: dict[str, list[Any]] = {name: [] for name in Box._fields}
         lanes = (computing, copying) if self.timeline.schedule.offloaded else (computing,)

@@ -151,5 +151,6 @@ def _about(timeline: Timeline) -> Data:
         "steps": len(timeline.steps),
         "source": timeline.source,
         **costs,
+        **({"backwards": placement.backwards} if placement.backwards else {}),
         **{name: [[*link, time] for link, time in times] for name, times in links.items()},
     }

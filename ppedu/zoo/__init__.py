@@ -29,6 +29,7 @@ FAMILIES = (
     "offload",
     "asynchronous",
     "vocabulary",
+    "roundpipe",
 )
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

@@ -74,6 +74,8 @@ class Board:
         self.memory, self.split, self.pairs = memory, split, pairs
         if placement.slices > 1 or self.costs.lengths:
             raise SettingError("a board has whole sequences; give a placement with slices=1, and leave out lengths")
+        if placement.backwards:
+            raise SettingError("a board has the forward and the backward of a stage on one rank; take a loop, say")
         if self.costs.recompute:
             raise SettingError("a board does not recompute activations; leave out recompute")
         if self.costs.transport != "buffered":

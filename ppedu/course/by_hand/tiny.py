@@ -56,12 +56,12 @@ def run_schedule(
 
     Raises:
         ScheduleError: The schedule is not legal.
-        SettingError: The schedule has two copies of the model, slices of sequences, updates of the weights (U), or a
+        SettingError: The schedule has a stage on two ranks, slices of sequences, updates of the weights (U), or a
             shared head (S and T).
     """
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
-    if placement.copies > 1 or placement.slices > 1 or schedule.updated or placement.barriers:
+    if not placement.alone or placement.slices > 1 or schedule.updated or placement.barriers:
         what = "slices" if placement.slices > 1 else "versions" if schedule.updated else "copies of the model or head"
         raise SettingError(f"{schedule.name} trains several {what}, and nothing here adds up their gradients")
     lowered = schedule if schedule.lowered else lower(schedule)

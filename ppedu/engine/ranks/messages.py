@@ -3,7 +3,8 @@
 Messages from one rank to another arrive in the order in which they were sent, so the schedule says which is which. The
 first message of a kind is preceded by a header with its tensors' shapes and dtypes; from then on both ranks know them.
 With `debug`, every message has a header, which also states what it is, and a checksum reveals tensors that are written
-to before they have arrived.
+to before they have arrived. Every message has a header, too, where a stage's forward and backward are on two ranks: the
+rank that gets a gradient may not have seen its activation.
 
 A gradient is sent back for each tensor that wanted one in the first message of its kind. If a tensor did not, but is
 computed where a gradient may be wanted for another microbatch (a model with images in some of them), later messages end
@@ -32,7 +33,7 @@ from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
 
 MOST_TENSORS = 8  # in one message
-MESSAGE_OPS = [Op.SEND_F, Op.SEND_B]  # a header contains an op's index in this list
+MESSAGE_OPS = [Op.SEND_F, Op.SEND_B, Op.SEND_R]  # a header contains an op's index in this list
 # Stage, op, microbatch and number of tensors; then for each tensor whether a gradient is wanted, and its layout.
 HEADER_SIZE = 4 + MOST_TENSORS * (1 + LAYOUT_SIZE)
 
@@ -220,6 +221,8 @@ class Messages:
         A gradient has the layout of its activation, and only activations that require grad have one. Where that varies,
         this is None before the activation of this microbatch has been sent or received.
         """
+        if self.placement.backwards:
+            return None
         known = self._layouts.get((action, kind))
         if known is not None:
             return known
@@ -307,8 +310,8 @@ class Messages:
             found: the layouts of this message.
             expected: see `_expected`.
         """
-        if found == expected:
-            return expected
+        if found == expected or self.placement.backwards:
+            return found
         key = self._key(action, kind)
         if expected is None:
             self.activation_layouts[key] = found

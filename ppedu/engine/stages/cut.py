@@ -240,7 +240,7 @@ def _require_unshared(whole: Chain, partition: Sequence[range], schedule: Schedu
             places.setdefault(weight, {})[stage] = name
     apart = []  # pairs of names of one weight, each a stage and the name there
     for names in places.values():
-        ranks = {stage: {copy[stage] for copy in schedule.placement.holders} for stage in names}
+        ranks = {stage: {*schedule.placement.holders_of(stage)} for stage in names}
         first, *others = names
         for other in others:
             if ranks[other] != ranks[first]:

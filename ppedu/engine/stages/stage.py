@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge
 
 from ppedu.core import B, F, I, PipelineError, R, W
 from ppedu.core.validate import require_instance
 from ppedu.engine.clock import Recorder
-from ppedu.engine.ranks.device import home, own_random, random_state, set_random_state
+from ppedu.engine.ranks.device import home, own_random, set_random_state
 from ppedu.engine.ranks.versions import gradient_edge, tree_map_only
+from ppedu.engine.stages.again import SAVE_NOTHING, Again, from_message
 from ppedu.engine.stages.host import HostMemory
 from ppedu.engine.stages.past import Past
 from ppedu.engine.stages.split_backward import backward_input, pop_grad
@@ -118,7 +118,7 @@ class Stage:
         self.held: dict[int, Held] = {}  # by microbatch in flight
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
         self.pasts: dict[int, Past] = {}  # by sequence in flight: what its next slice attends to
-        self.again: dict[int, Callable[[], None]] = {}  # of those to recompute, by microbatch: runs its forward again
+        self.again: dict[int, Again] = {}  # of those to recompute, by microbatch: what its forward needs
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -143,18 +143,15 @@ class Stage:
             PipelineError: the module changes its input or a keyword in place, or loss_fn its target or an output that
                 is also the caller's; or the loss is not a scalar.
         """
-        value = self.inputs[microbatch] if x is None else as_tuple(x)
-        xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
+        xs = _several(self.inputs[microbatch]) if x is None else as_tuple(x)
         received = x is not None
-        again = None  # runs this forward again
+        again = None
         if self.slices != 1:
             keywords = {**keywords, "past": self._past(microbatch, xs)}
         start = self.clock.now()
         needed = self.recompute or microbatch in self._recomputed
         if needed and torch.is_grad_enabled():
-            kind, random = self.device.type, random_state(self.device)
-            precision = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            again = partial(self._forward_again, microbatch, xs, keywords, received, random=random, precision=precision)
+            again = Again.of(self.device, xs, keywords, received)
         host: Any = nullcontext()
         if microbatch in self._offloaded and torch.is_grad_enabled():
             own = *self.module.parameters(), *self.module.buffers(), self.inputs, self.targets, keywords
@@ -191,8 +188,18 @@ class Stage:
         """Run a forward again, with the same random numbers, before its backward asks for it."""
         start = self.clock.now()
         self.host.wait(microbatch)
-        self.again.pop(microbatch)()
+        self._run_again(microbatch)
         self.clock.note(R(self.index, microbatch), start)
+
+    def hand_on(self, microbatch: int) -> tuple[torch.Tensor, ...]:
+        """Return what the rank of the backward lacks to run a forward again, and keep nothing of it here."""
+        return self.again.pop(microbatch).message
+
+    def take_on(self, microbatch: int, message: Sequence[torch.Tensor], **keywords: Any) -> None:
+        """Be ready to run a forward again that another rank ran, and that `hand_on` returned there."""
+        random, received = from_message(message, self.device)
+        xs = received if self.index else _several(self.inputs[microbatch])
+        self.again[microbatch] = Again.of(self.device, xs, keywords, self.index > 0, random)
 
     def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
@@ -236,10 +243,6 @@ class Stage:
                 f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
                 "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
             )
-
-    def postponed(self) -> list[Callable[[], None]]:
-        """Return what is left to run for the microbatches in flight: forwards again, and second halves of backwards."""
-        return [*self.again.values(), *self.weight_halves.values()]
 
     def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool, needed: bool) -> Any:
         """Return the module's output for inputs that were `received` or are the batch's. `needed`: to recompute."""
@@ -314,16 +317,9 @@ class Stage:
         begins = [past.begin] if isinstance(past, Past) and past.begin is not None else []
         self.held[microbatch] = Held([each for each in received if each.requires_grad], edges, [], begins)
 
-    def _forward_again(
-        self,
-        microbatch: int,
-        xs: Sequence[Any],
-        keywords: Mapping[str, Any],
-        received: bool,
-        random: Sequence[torch.Tensor],
-        precision: torch.autocast,
-    ) -> None:
+    def _run_again(self, microbatch: int) -> None:
         """Run a forward as before, for its graph: with the same random numbers and the same precision."""
+        xs, keywords, received, random, precision = self.again.pop(microbatch)
         with own_random(self.device), torch.enable_grad(), precision:
             set_random_state(self.device, random)
             y = self._output(xs, keywords, received, needed=True)
@@ -356,7 +352,7 @@ class Stage:
         """Return a microbatch's graph, and for each of its edges a gradient; None for that of a loss."""
         self.host.wait(microbatch)
         if microbatch in self.again:
-            self.again.pop(microbatch)()
+            self._run_again(microbatch)
         graph = self.held.pop(microbatch)
         if graph.edges:
             self._learns = True
@@ -374,12 +370,9 @@ class Stage:
         return graph, grads + [None] * len(graph.losses)
 
 
-def _refuse(nothing: None) -> torch.Tensor:
-    raise PipelineError("a stage with recompute=True cannot run a backward within its forward; recompute parts of it")
-
-
-# A forward that will be run again builds its graph, which tells what requires grad, but keeps no tensors for it.
-SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
+def _several(inputs: Any) -> tuple[Any, ...]:
+    """Return a microbatch's inputs, which may not be tensors, as a tuple."""
+    return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
