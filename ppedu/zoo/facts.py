@@ -38,7 +38,7 @@ class Facts:
         idle: The time for which every rank waits.
         makespan: Instead of `idle`, where the ranks wait for different times.
         idle_in_span: The bubble of the Zero Bubble papers: a rank's idle time between its own first and last action,
-            its span less m(F+B). It holds where `idle` does, and by default it is the same.
+            its span less m(F+B). It holds where `idle` or `makespan` does, and by default it is the same.
         hops: The messages on the way: `idle`, `makespan` and `idle_in_span` become longer by hops·c. Without it, they
             contain c, or hold for c = 0 only.
         remark: Printed in place of a formula for the time, if none is known.

@@ -22,6 +22,7 @@ from ppedu.core.validate import require_count, require_name, require_size
 from ppedu.zoo.facts import LETTERS, Facts
 
 Generator = Callable[..., Iterable[Action]]
+WEIGHTS = {"bidirectional": ", weights twice", "round": ", weights on the host"}  # by placement
 MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is assumed never to end
 
 
@@ -152,7 +153,7 @@ class NameTable(tuple[str, ...]):
             facts = entry.facts or Facts("")
             papers = ", ".join(name for name, _ in papers_in(facts.source))
             options = ", ".join(map(_without_type, options_of(name).values()))
-            placement = entry.placement + (", weights twice" if entry.placement == "bidirectional" else "")
+            placement = entry.placement + WEIGHTS.get(entry.placement, "")
             yield [cell or "–" for cell in (name, papers, placement, *facts.cells(), options)]
 
 

@@ -171,8 +171,8 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
     _require(f"{name} exists only for", facts.sizes, letters)
     latency = letters["c"] > 0
     formula, conditions = split(getattr(facts, field), latency)
-    if field == "idle_in_span":  # it holds where the idle time does
-        _, conditions = split(facts.idle, latency)
+    if field == "idle_in_span":  # it holds where the idle time or the makespan does
+        _, conditions = split(facts.idle or facts.makespan, latency)
     conditions = [*facts.sizes, *conditions]
     source = facts.source
     if latency and quantity != "peak":

@@ -14,19 +14,38 @@ from ppedu import Action, B, F, I, L, O, Op, Placement, R, Schedule, U, W
 
 COMPUTE = ("F", "B", "I", "W", "R", "U")
 COPIES = ("O", "L")
-MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B")
+MESSAGES = ("SEND_F", "SEND_B", "RECV_F", "RECV_B", "SEND_R", "RECV_R")
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
-def needs(single, stages):
-    """Return the values that a compute action requires."""
+def runner(placement, stage, m, op):
+    """Return the rank that runs an action."""
+    if placement.backwards and op not in ("F", "SEND_F", "RECV_F", "SEND_R"):
+        return placement.backwards[stage]
+    return placement.holders[int(len(placement.holders) > 1 and m >= placement.split)][stage]
+
+
+def parted(placement):
+    """Return the stages whose backward is on another rank than their forward."""
+    pairs = enumerate(zip(placement.holders[0], placement.backwards, strict=False))
+    return {stage for stage, (forward, backward) in pairs if forward != backward}
+
+
+def maker(placement, value):
+    """Return the rank on which a value is made."""
+    what, stage, m = value
+    return runner(placement, stage, m, "F" if what in ("activation", "input") else "B")
+
+
+def needs(single, stages, away=()):
+    """Return the values that a compute action requires. away: the stages that `parted` returns."""
     stage, op, m = single[:3]
     if op == "F":
         return [("activation", stage - 1, m)] if stage > 0 else []
     if op == "W":
         return [("half", stage, m)]
     if op in ("R", "O"):
-        return [("kept", stage, m)]
+        return [("input" if stage in away else "kept", stage, m)]
     if op == "L":
         return [("away", stage, m)]
     if op == "U":
@@ -34,9 +53,11 @@ def needs(single, stages):
     return [("kept", stage, m), *([("gradient", stage + 1, m)] if stage < stages - 1 else [])]
 
 
-def gives(single):
+def gives(single, away=()):
     """Return the values that a compute action produces. The gradient of a stage is the gradient of its input."""
     stage, op, m = single[:3]
+    if stage in away and op in ("F", "R"):
+        return [("activation", stage, m), ("input", stage, m)] if op == "F" else [("kept", stage, m)]
     made = {"F": ("activation", "kept"), "B": ("gradient",), "I": ("gradient", "half"), "O": ("away",), "L": ("back",)}
     return [(what, stage, m) for what in made.get(op, ())]
 
@@ -44,6 +65,8 @@ def gives(single):
 def message(action):
     """Return the value that a SEND or RECV names, and the stages that it goes from and to."""
     stage, op, m = action[:3]
+    if op in ("SEND_R", "RECV_R"):
+        return ("input", stage, m), stage, stage
     what, step = ("activation", 1) if op in ("SEND_F", "RECV_F") else ("gradient", -1)
     source = stage if op in ("SEND_F", "SEND_B") else stage - step
     return (what, source, m), source, source + step
@@ -51,8 +74,8 @@ def message(action):
 
 def ends(action, placement):
     """Return the ranks that a SEND or RECV goes from and to."""
-    _, source, target = message(action)
-    return placement.rank(source, action.microbatch), placement.rank(target, action.microbatch)
+    (_, source, target), m, kind = message(action), action.microbatch, action.op[-1]
+    return runner(placement, source, m, f"SEND_{kind}"), runner(placement, target, m, f"RECV_{kind}")
 
 
 def is_lowered(schedule):
@@ -64,13 +87,15 @@ def wanted_messages(schedule, rank):
     """Return the SENDs and RECVs that the rank must run, in any order."""
     wanted = []
     for m in range(schedule.microbatches):
-        holder = [schedule.placement.rank(stage, m) for stage in range(schedule.stages)]
-        for stage in range(schedule.stages - 1):
-            if holder[stage] != holder[stage + 1]:
-                if holder[stage] == rank:
-                    wanted += [Action(stage, Op.SEND_F, m), Action(stage, Op.RECV_B, m)]
-                if holder[stage + 1] == rank:
-                    wanted += [Action(stage + 1, Op.RECV_F, m), Action(stage + 1, Op.SEND_B, m)]
+        for stage in range(schedule.stages):
+            pairs = [(Action(stage, Op.SEND_R, m), Action(stage, Op.RECV_R, m))]
+            if stage < schedule.stages - 1:
+                pairs.append((Action(stage, Op.SEND_F, m), Action(stage + 1, Op.RECV_F, m)))
+                pairs.append((Action(stage + 1, Op.SEND_B, m), Action(stage, Op.RECV_B, m)))
+            for pair in pairs:
+                ranks = [runner(schedule.placement, each.stage, m, each.op) for each in pair]
+                if ranks[0] != ranks[1]:
+                    wanted += [each for each, runs in zip(pair, ranks, strict=True) if runs == rank]
     return wanted
 
 
@@ -83,10 +108,13 @@ def incomplete(schedule, rank):
         left.subtract(wanted_messages(schedule, rank))
     for m in range(schedule.microbatches):
         for stage in range(schedule.stages):
-            if schedule.placement.rank(stage, m) == rank:
+            if runner(schedule.placement, stage, m, "F") == rank:
+                left.subtract([F(stage, m)])
+            if runner(schedule.placement, stage, m, "B") == rank:
                 halves = (I, W) if left[I(stage, m)] or left[W(stage, m)] else (B,)
-                extra = [make for make in (R, U, O, L) if left[make(stage, m)]]
-                left.subtract([make(stage, m) for make in (F, *halves, *extra)])
+                away = stage in parted(schedule.placement)
+                extra = [make for make in (R, U, O, L) if left[make(stage, m)] or (away and make is R)]
+                left.subtract([make(stage, m) for make in (*halves, *extra)])
     return any(left.values())
 
 
@@ -105,8 +133,8 @@ def copies_wrongly(schedule, rank):
     for stage, op, m, _ in places:
         if op in COPIES:
             out, back = (places.get(copy(stage, m), -1) for copy in (O, L))
-            used = min(places[use(stage, m)] for use in (R, B, I) if use(stage, m) in places)
-            if not 0 <= out < back < used:
+            used = min((places[use(stage, m)] for use in (R, B, I) if use(stage, m) in places), default=-1)
+            if not 0 <= out < back < used or stage in parted(schedule.placement):
                 return True
     return False
 
@@ -126,12 +154,13 @@ def updates_wrongly(schedule, rank):
             if not wanted or not wanted <= made[stage]:
                 return True
             waiting[stage] -= wanted
-    return schedule.placement.copies > 1 or any(waiting.values())
+    return schedule.placement.copies > 1 or bool(schedule.placement.backwards) or any(waiting.values())
 
 
 def sharded_wrongly(schedule, rank):
     order = schedule.orders[rank]
-    held = {stage for copy in schedule.placement.holders for stage, holder in enumerate(copy) if holder == rank}
+    copies = (*schedule.placement.holders, schedule.placement.backwards)
+    held = {stage for copy in copies for stage, holder in enumerate(copy) if holder == rank}
     guarded = any(action.op in ("UNSHARD", "RESHARD") for action in order)
     gathered, summed = set(), set()
     for action in order:
@@ -199,7 +228,7 @@ def plays(schedule, judged, rendezvous):
     A message has two ends, which its ranks post: the first end that is posted from one rank to another meets the first
     that is posted for it there, and so on. A rank stands at an action until its ends have met what they wait for.
     """
-    lowered = is_lowered(schedule)
+    lowered, away = is_lowered(schedule), parted(schedule.placement)
     left = {rank: list(schedule.orders[rank]) for rank in judged}
     here = {rank: set() for rank in judged}
     waited = {rank: {unwaited(action) for action in left[rank] if is_wait(action)} for rank in judged}
@@ -207,11 +236,10 @@ def plays(schedule, judged, rendezvous):
     ends_of = {way: defaultdict(list) for way in ("SEND", "RECV")}  # by source and target, the values in order
 
     def there(value, rank):
-        what, stage, m = value
-        maker = schedule.placement.rank(stage, m)
-        if lowered or what in ("kept", "half", "away"):
+        made = maker(schedule.placement, value)
+        if lowered or value[0] in ("kept", "half", "away"):
             return value in here[rank]
-        return maker not in here or value in here[maker]
+        return made not in here or value in here[made]
 
     def post(rank, action):
         """Enter an end of a message, once; return False if what it sends does not exist."""
@@ -252,9 +280,10 @@ def plays(schedule, judged, rendezvous):
             if unwaited(action) not in posted[rank] or not is_done(rank, unwaited(action)):
                 return False
         else:
-            if not all(there(value, rank) for single in action.singles for value in needs(single, schedule.stages)):
+            wanted = (value for single in action.singles for value in needs(single, schedule.stages, away))
+            if not all(there(value, rank) for value in wanted):
                 return False
-            here[rank].update(value for single in action.singles for value in gives(single))
+            here[rank].update(value for single in action.singles for value in gives(single, away))
         del left[rank][0]
         return True
 
@@ -300,7 +329,7 @@ def clock(schedule, length, latency):
     def travels(source, target):
         return latency[source, target] if isinstance(latency, dict) else latency
 
-    lowered = is_lowered(schedule)
+    lowered, away = is_lowered(schedule), parted(schedule.placement)
     rows = None
     known: dict[
         tuple[Any, int | None], Any
@@ -315,10 +344,10 @@ def clock(schedule, length, latency):
                     if action.op.startswith("WAIT_RECV"):
                         free = max(free, known.get((message(unwaited(action))[0], rank), 0))
                     continue
-                if action.op in ("RECV_F", "RECV_B"):
+                if action.op.startswith("RECV"):
                     value = message(action)[0]
                     known[value, rank] = known.get((value, None), 0) + travels(*ends(action, schedule.placement))
-                elif action.op in ("SEND_F", "SEND_B"):
+                elif action.op.startswith("SEND"):
                     known[message(action)[0], None] = start
                 elif action.op in COPIES:
                     copied = max(free, copied) + length(action)
@@ -329,13 +358,13 @@ def clock(schedule, length, latency):
                     for single in action.singles:
                         if single.op in ("R", "B", "I"):
                             start = max(start, known.get((("back", *single[::2]), rank), 0))
-                        for value in needs(single, schedule.stages):
-                            maker = schedule.placement.rank(value[1], value[2])
-                            late = travels(maker, rank) if maker != rank and not lowered else 0
-                            where = rank if lowered else maker
+                        for value in needs(single, schedule.stages, away):
+                            made = maker(schedule.placement, value)
+                            late = travels(made, rank) if made != rank and not lowered else 0
+                            where = rank if lowered else made
                             start = max(start, known.get((value, where), 0) + late)
                     free = start + length(action)
-                    known.update({(value, rank): free for single in action.singles for value in gives(single)})
+                    known.update({(value, rank): free for single in action.singles for value in gives(single, away)})
                 rows[rank].append((action, start, free))
         if rows == before:
             return rows
@@ -344,14 +373,15 @@ def clock(schedule, length, latency):
 # --- random schedules ----------------------------------------------------------------------------------------------
 
 
-def draw_placement(random, microbatches, most_ranks=4):
-    """Draw a placement of any kind, including random maps."""
+def draw_placement(random, microbatches, most_ranks=4, apart=False):
+    """Draw a placement of any kind, including random maps. apart: one with random ranks for the backwards."""
     ranks = random.randint(1, most_ranks)
-    name = random.choice(["loop", "v", "bidirectional", "custom", "two"])
-    if name in ("custom", "two"):
+    name = "apart" if apart else random.choice(["loop", "v", "bidirectional", "custom", "two"])
+    if name in ("custom", "two", "apart"):
         holders = [*range(ranks), *(random.randrange(ranks) for _ in range(random.randrange(4)))]
         copies = [tuple(random.sample(holders, len(holders))) for _ in range(1 + (name == "two"))]
-        return Placement(name, ranks, tuple(copies), random.randint(0, microbatches))
+        backwards = tuple(random.sample(holders, len(holders))) if name == "apart" else ()
+        return Placement(name, ranks, tuple(copies), random.randint(0, microbatches), backwards=backwards)
     chunks = 1 if name == "bidirectional" else random.randint(1, 3)
     return Placement.make(name, ranks, chunks, microbatches)
 
@@ -366,6 +396,7 @@ def draw(
     placement=None,
     split=None,
     pairs=None,
+    apart=False,
 ):
     """Draw a legal schedule by executing actions in random order.
 
@@ -373,32 +404,32 @@ def draw(
     split, pairs: The share of backwards that are split, and of steps at which a rank runs a pair if it can.
     """
     microbatches = random.randint(1, most_microbatches)
-    placement = placement or draw_placement(random, microbatches, most_ranks)
+    placement = placement or draw_placement(random, microbatches, most_ranks, apart)
     split = random.choice([0, 0.5, 1]) if split is None else split
     pairs = random.choice([0, 0, 0.4]) if pairs is None else pairs
-    orders = [[] for _ in range(placement.ranks)]
+    orders, away = [[] for _ in range(placement.ranks)], parted(placement)
     here = [set() for _ in orders]
     queues = defaultdict(list)
     work, sends = [], []
     for m in range(microbatches):
         for stage in range(placement.stages):
             halves = (I, W) if random.random() < split else (B,)
-            work += [make(stage, m) for make in (F, *halves)]
+            work += [make(stage, m) for make in (F, *[R] * (stage in away), *halves)]
     if lowered:
         empty = Schedule("empty", placement, microbatches, tuple(() for _ in orders))
         sends = [each for rank in range(placement.ranks) for each in wanted_messages(empty, rank) if "SEND" in each.op]
 
     def rank_of(action):
-        return placement.rank(action.stage, action.microbatch)
+        return runner(placement, action.stage, action.microbatch, action.op)
 
     def deliver(source, target):
         action = queues[source, target].pop(0)
         value, _, to = message(action)
-        orders[target].append(Action(to, Op.RECV_F if action.op == "SEND_F" else Op.RECV_B, action.microbatch))
+        orders[target].append(Action(to, Op(action.op.replace("SEND", "RECV")), action.microbatch))
         here[target].add(value)
 
     def ready(action):
-        values = needs(action, placement.stages)
+        values = needs(action, placement.stages, away)
         return all(value in here[rank_of(action)] for value in values) if lowered else set(values) <= set().union(*here)
 
     while work or sends or any(queues.values()):
@@ -422,7 +453,7 @@ def draw(
             for single in run:
                 work.remove(single)
             orders[rank].append(run[0] if len(run) == 1 else paired(*run))
-            here[rank].update(value for single in run for value in gives(single))
+            here[rank].update(value for single in run for value in gives(single, away))
     if sharded:
         orders = [shard(random, order) for order in orders]
     return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
@@ -472,7 +503,7 @@ def loosen(random, schedule):
                     index
                     for index, each in enumerate(loose)
                     for single in each.singles
-                    if single.op in COMPUTE and value in needs(single, schedule.stages)
+                    if single.op in COMPUTE and value in needs(single, schedule.stages, parted(schedule.placement))
                 )
                 last = next(users, last)
             loose.insert(random.randint(min(first, last), last), action._replace(op=Op(f"WAIT_{action.op}")))
@@ -570,9 +601,9 @@ def _change(random, schedule, orders, mutation):
         other = random.choice(orders)
         other.insert(random.randint(0, len(other)), order.pop(index))
     elif mutation == "receives":
-        exchange("RECV_F", "RECV_B")
+        exchange("RECV_F", "RECV_B", "RECV_R")
     elif mutation == "sends":
-        exchange("SEND_F", "SEND_B")
+        exchange("SEND_F", "SEND_B", "SEND_R")
     elif mutation in ("renumber", "restage"):
         spots = places("RECV_F", "RECV_B") if random.random() < 0.5 else places(*MESSAGES, *COMPUTE)
         if spots:

@@ -18,7 +18,7 @@ SIZES = [(1, 1), (1, 3), (2, 1), (2, 4), (2, 5), (3, 7), (4, 3), (4, 8)]
 TWO_COPIES = {"dualpipe", "gems", "chimera", "bitpipe"}
 SLICED = {"terapipe", "seq1f1b", "slimpipe"}
 OWN = {"mario", "pipedream", "pipedream-2bw", "po-h", "po-f"}  # with actions that no other program has
-OWN |= {"1f1b-vocab", "v-half-vocab"}
+OWN |= {"1f1b-vocab", "v-half-vocab", "roundpipe"}
 # The schedules of the zoo that each writer takes. It refuses the others on several ranks with several microbatches.
 TAKEN = {
     to_torch: set(pp.schedules()) - TWO_COPIES - SLICED - OWN,

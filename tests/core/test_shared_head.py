@@ -154,12 +154,12 @@ def test_what_cannot_share_a_head():
     shared = pp.schedule("1f1b-vocab", 2, 3)
     two = pp.schedule("chimera", 2, 2)
     orders = [[*order, pp.S(rank, 0)] for rank, order in enumerate(two.orders)]
-    why = "is for a head that ranks share, which schedules without backwards or with two copies cannot have"
+    why = "is for a shared head, which schedules without backwards or with a stage on two ranks cannot have"
     assert any(why in str(each) for each in check(Schedule("mine", two.placement, 2, orders)))
     only = Schedule("mine", shared.placement, 3, shared.orders, forward_only=True)
     assert any(why in str(each) for each in check(only))
     for schedule in (two, shared, shared.forwards):
-        with pytest.raises(SettingError, match="one copy of the model and no S, not Schedule"):
+        with pytest.raises(SettingError, match="each stage on one rank and no S, not Schedule"):
             pp.share_head(schedule)
     with pytest.raises(SettingError, match="barriers must be at most 2; got 3"):
         pp.share_head(pp.schedule("1f1b", 2, 3), 3)

@@ -29,7 +29,7 @@ def cases(ranks):
     found = [
         (name, microbatches, {}, None)
         for name, microbatches in numbers.items()
-        if microbatches and (made := pp.schedule(name, ranks, microbatches)).placement.copies == made.slices == 1
+        if microbatches and (made := pp.schedule(name, ranks, microbatches)).placement.alone and made.slices == 1
         if not made.updated and not made.placement.barriers
     ]
     assert len(found) > 11

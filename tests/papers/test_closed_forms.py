@@ -35,6 +35,7 @@ def cases(name):
         costs = Costs(
             forward=f, input=i, weight=w, overlap=pair, latency=latency,
             weight_memory=draw.choice([1, Fraction(1, 3)]), activation=draw.choice([1, 7]),
+            stage_input=draw.choice([0, 0, Fraction(1, 9)]),
         )  # fmt: skip
         yield (
             p,

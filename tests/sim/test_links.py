@@ -25,7 +25,7 @@ def play(schedule, length, transfer, latency, links):
     """
     orders = [list(order) for order in schedule.orders]
     rows = [[] for _ in orders]
-    at, busy = [0] * len(orders), [0] * len(orders)
+    at, busy, away = [0] * len(orders), [0] * len(orders), judge.parted(schedule.placement)
     queues = {}  # by rank and peer: groups of {value: (index, source, target)} in the order posted
     moving, here, sent = {}, {}, {}  # value -> end of its transfer; (value, rank) -> its arrival; value -> that end
     standing = set()  # the ranks whose batch is posted
@@ -77,13 +77,13 @@ def play(schedule, length, transfer, latency, links):
                     standing.remove(rank)
                 else:
                     singles = [each for each in action.singles if each.op in judge.COMPUTE]
-                    wanted = [value for each in singles for value in judge.needs(each, schedule.stages)]
+                    wanted = [value for each in singles for value in judge.needs(each, schedule.stages, away)]
                     if any(here.get((value, rank), now + 1) > now for value in wanted):
                         continue
                     busy[rank] = now + (length(action) if singles else 0)
                     rows[rank].append((action, now, busy[rank]))
                     for each in singles:
-                        here.update(dict.fromkeys([(value, rank) for value in judge.gives(each)], busy[rank]))
+                        here.update(dict.fromkeys([(value, rank) for value in judge.gives(each, away)], busy[rank]))
                 at[rank] += 1
                 changed = True
             for waiting in list(queues.values()):

@@ -35,7 +35,7 @@ def test_by_default_a_backward_takes_two_forwards_and_each_half_of_it_one(schedu
 @given(st.randoms(use_true_random=False))
 @often(60)
 def test_a_rank_that_waits_for_a_message_is_as_late_as_it(chance):
-    schedule = judge.loosen(chance, judge.draw(chance))
+    schedule = judge.loosen(chance, judge.draw(chance, apart=chance.random() < 0.3))
     if not judge.legal(schedule):
         return
     costs, length, latency = draw_costs(chance, schedule)

@@ -89,7 +89,7 @@ def test_the_causes_of_several_steps_add_up_to_their_bubble(barrier):
 
 def test_copies_of_a_model_need_the_barrier():
     schedule = pp.schedule("dualpipe", ranks=4, microbatches=8)
-    with pytest.raises(SettingError, match="dualpipe has two copies of the model, which wait for each other's grad"):
+    with pytest.raises(SettingError, match="dualpipe has stages on two ranks, which wait for each other's grad"):
         simulate(schedule, barrier=False)
     with pytest.raises(SettingError, match="steps must be at least 1; got 0"):
         simulate(schedule, steps=0)
