@@ -163,6 +163,12 @@ def messages(made: Schedule) -> Why:
         sent = sum(action.op in SEND for order in made.orders for action in order)
         return why(str(sent), ["The sends of all ranks."])
     place = made.placement
+    if place.backwards and not made.forward_only:
+        sent = sum(op in SEND for ops in place.links[0] for op in ops)
+        way = "forward, back, and with its inputs to where forwards run again"
+        words = [f"A microbatch goes from one rank to another {plural(sent, 'time')}: {way}."]
+        count = made.microbatches * sent
+        return why(str(count), [*words, f"{plural(made.microbatches, 'microbatch')} × {sent} = {count}."])
     of_copy = [sum(rank != following for rank, following in pairwise(ranks)) for ranks in place.holders]
     hops = [of_copy[place.copy(microbatch)] for microbatch in range(made.microbatches)]
     ways = 1 if made.forward_only else 2  # a backward comes back the way of its forward

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepper import paired, parents
 from strategies import often
 
-from ppedu import B, F, I, Placement, Schedule, W
+from ppedu import B, F, I, Placement, Schedule, W, recompute
 
 RANKS, EXAMPLES = 3, 250
 
@@ -62,8 +62,9 @@ def one_process(schedule, frozen, modes, inputs, targets):
     return modules, total
 
 wrong = []
-for number, (words, holders, split, microbatches, frozen, modes, options) in enumerate(json.loads(sys.argv[1])):
-    placement = pp.Placement("drawn", size, tuple(map(tuple, holders)), split)
+for number, case in enumerate(json.loads(sys.argv[1])):
+    words, holders, split, backwards, microbatches, frozen, modes, options = case
+    placement = pp.Placement("drawn", size, tuple(map(tuple, holders)), split, backwards=backwards)
     schedule = pp.Schedule("drawn", placement, microbatches, tuple(tuple(map(pp.Action.parse, row)) for row in words))
     x = torch.randn(2 * microbatches, 4, generator=torch.Generator().manual_seed(1))
     y = torch.randn(2 * microbatches, 4, generator=torch.Generator().manual_seed(2))
@@ -94,10 +95,12 @@ dist.barrier()
 
 @st.composite
 def placements(draw, microbatches):
-    """Draw several stages on a rank, in any arrangement, or two copies of the model."""
-    if draw(st.integers(0, 4)) == 0:
+    """Draw several stages on a rank, in any arrangement, or two copies of the model, or backwards on other ranks."""
+    kind = draw(st.integers(0, 4))
+    if kind == 0:
         return Placement.make("bidirectional", RANKS, 1, microbatches)
-    return Placement.custom(draw(st.permutations([0, 1, 2, *draw(st.lists(st.integers(0, 2), max_size=4))])))
+    holders = draw(st.permutations([0, 1, 2, *draw(st.lists(st.integers(0, 2), max_size=4))]))
+    return Placement.custom(holders, draw(st.permutations(holders)) if kind == 1 else ())
 
 
 @st.composite
@@ -115,14 +118,16 @@ def schedules(draw):
     while left:
         ready = [action for action in left if all(done & set(choices) for choices in parents(action, placement.stages))]
         action = random.choice(ready)
-        rank = placement.rank(action.stage, action.microbatch)
-        here = [one for one in ready if placement.rank(one.stage, one.microbatch) == rank]
+        rank = placement.rank(action.stage, action.microbatch, action.op)
+        here = [one for one in ready if placement.rank(one.stage, one.microbatch, one.op) == rank]
         others = [one for one in here if paired(action, one)]
         taken = [action, random.choice(others)] if others and random.random() < pairs else [action]
         orders[rank].append(paired(*taken) if len(taken) > 1 else action)
         done |= set(taken)
         left = [one for one in left if one not in taken]
     schedule = Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
+    if placement.backwards:
+        return recompute(schedule, judge.parted(placement))
     schedule = judge.recompute(random, schedule) if draw(st.booleans()) else schedule
     return judge.offload(random, schedule) if draw(st.booleans()) else schedule
 
@@ -136,7 +141,8 @@ def modes():
 def plain(schedule):
     """Return a schedule as JSON-compatible values, for another process."""
     orders = [list(map(str, order)) for order in schedule.orders]
-    return orders, schedule.placement.holders, schedule.placement.split, schedule.microbatches
+    place = schedule.placement
+    return orders, place.holders, place.split, place.backwards, schedule.microbatches
 
 
 def test_any_legal_order_has_the_gradients_of_one_process(ranks):

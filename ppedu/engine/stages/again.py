@@ -13,7 +13,7 @@ from ppedu.engine.ranks.device import random_state
 
 
 class Again(NamedTuple):
-    """What a forward needs to run as before.
+    """The inputs and the circumstances of a forward, with which it runs as before.
 
     Args:
         xs: its inputs; `received` says whether from another stage, or they are the batch's.
@@ -42,7 +42,7 @@ class Again(NamedTuple):
 
     @property
     def message(self) -> tuple[torch.Tensor, ...]:
-        """What another rank lacks to run the forward: the random state and, if it was received, the input."""
+        """The random state and, if it was received, the input: another rank has all else that the forward needs."""
         return (*self.random, *(self.xs if self.received else ()))
 
 
