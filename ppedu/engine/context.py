@@ -182,6 +182,8 @@ class Context:
         }
         self.control.require_same(settings, purpose)
         problems = self.shards.problems(self.program.lowered, self.gradients.replicas)
+        if self.sharded and self.schedule.placement.backwards:
+            problems = ["the forward and the backward of a stage are on two ranks, and its weights cannot be sharded"]
         if self.sharded and self.validation:
             problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
         if self.sharded and self.updates:

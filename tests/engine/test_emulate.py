@@ -36,6 +36,7 @@ CASES = [
     ("zb-v", 6, COSTS),
     ("pipedream", 4, {**COSTS, "update": 0.002}),
     ("dualpipe", 8, {**COSTS, "overlap": 0.009}),
+    ("roundpipe", 5, COSTS),
 ]
 
 
@@ -71,7 +72,9 @@ def test_all_ranks_get_the_same_timeline_in_the_order_of_the_schedule_labelled_a
     first, *others = reports[case]
     assert all(other == first for other in others)
     assert first["label"] == ["emulated", "emulated", "emulated"]
-    assert first["order"] and first["messages"] == ["float64 (125,)"] and set(first["losses"]) == {0}
+    assert first["order"] and set(first["losses"]) == {0}
+    known = CASES[case][0] != "roundpipe"  # there, each message states its layout
+    assert first["messages"] == ["float64 (125,)"] * known
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: f"{CASES[case][0]}-{case}")

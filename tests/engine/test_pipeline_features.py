@@ -255,11 +255,31 @@ both = [torch.zeros(4, 4) for _ in range(4)]
 dist.all_gather(both, torch.zeros(4, 4) if found is None else found)
 assert rank < 3 or torch.equal(torch.cat([both[3], both[0]]), expected)
 """,
+    "a forward that runs again on another rank has the same random numbers, keywords and precision": """
+class Noted(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.inner, self.seen = nn.Sequential(layer(stage), nn.Dropout(0.3)), []
+    def forward(self, x, scale, shift=0):
+        y = self.inner(x) * scale + shift
+        self.seen.append(y.detach().double().sum().item())
+        return y
+modules = {stage: Noted(stage) for stage in range(8)}
+pipeline = make("roundpipe", 8, modules, autocast=torch.bfloat16)
+pipeline.step(X, Y, scale=numbers(8, 1), stage_kwargs={2: {"shift": numbers(8, 4)}})
+seen, place = [None] * size, pipeline.schedule.placement
+dist.all_gather_object(seen, {stage: (module.seen, next(module.parameters()).grad) for stage, module in modules.items()})
+for stage in filter(place.apart, range(8)):
+    (first, grad), (again, own) = (seen[each][stage] for each in place.holders_of(stage))
+    assert len(set(first)) == 8 and first == again and torch.equal(grad, own) and grad.any()
+assert not any(stage.again or stage.held for stage in pipeline.stages.values())
+assert torch.isfinite(pipeline.eval(X, Y, scale=numbers(8, 1)))
+""",
     "a handler can replace every op": """
 from ppedu.core.actions import overlap
 from ppedu.engine.interpreter import METHODS
 seen = set()
-schedules = [pp.schedule(name, 4, 8) for name in ["zb-h1", "mario", "po-h", "dualpipe", "1f1b-overlap"]]
+schedules = [pp.schedule(name, 4, 8) for name in ["zb-h1", "mario", "po-h", "dualpipe", "roundpipe", "1f1b-overlap"]]
 paired = schedules[-1]
 turned = [[overlap(*action.parts[::-1]) if action.parts else action for action in order] for order in paired.orders]
 schedules.append(pp.Schedule("turned", paired.placement, 8, tuple(map(tuple, turned))))

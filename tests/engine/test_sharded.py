@@ -159,6 +159,8 @@ def stepped(pipeline):
 report["in parts"] = stepped(sharded(schedule, {rank: stage}))
 report["mixed"] = stepped(sharded(schedule, {0: GPT.stage(config, 0, 2)} if rank == 0 else make(schedule)))
 report["lowered"] = stepped(sharded(pp.lower(schedule), make(schedule)))
+apart = pp.schedule("roundpipe", 2, 4)
+report["apart"] = stepped(sharded(apart, make(apart)))
 report["elsewhere"] = stepped(
     Pipeline(schedule, make(schedule), next_token_loss, group=group, replicas=dist.group.WORLD)
 )
@@ -220,6 +222,7 @@ def test_a_sharded_pipeline_resumes_from_a_checkpoint(reports):
         ("in parts", "SettingError: stage 1 on rank 1 has parts that are sharded.*call fully_shard on the whole stage"),
         ("mixed", "SettingError: stage 0 on rank 0 is not sharded, but stage 1 on rank 1 is.*every stage, or on none"),
         ("lowered", "SettingError: stage ([01]) is sharded, but rank \\1 never runs \\1UNSHARD or \\1REDUCE_GRAD"),
+        ("apart", "SettingError: the forward and the backward of a stage are on two ranks, and its weights cannot be"),
         ("elsewhere", "SettingError: the replicas include the global ranks .*give fully_shard a mesh of all replicas"),
         ("ungathered", "PipelineError: rank 0: 0F0 failed: the weights of stage 0 are sharded; 0UNSHARD must come"),
         ("unreduced", "PipelineError: rank 0: the gradients of stage 0 have not been averaged.*0REDUCE_GRAD must call"),
