@@ -25,19 +25,16 @@ def roundpipe(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iter
     """Yield the actions of `rank` in RoundPipe: stages go round the ranks, in turns (Luo et al., arXiv 2604.27085).
 
     Weights are on the host, and no rank owns a stage. A turn is all microbatches through three forwards, the last
-    stage, or the backward of one, which recomputes and takes as long. The next rank takes the next turn, so only the
-    first ranks start late and the last end early, whatever stages there are. Their program plans turns by measured
-    times. Not modelled: the time to load weights, which it hides, and its optimizer, which is a step late.
+    stage, or the backward of one, which recomputes and takes as long; their program plans turns by measured times. The
+    next rank takes the next turn. Not modelled: loading weights, which it hides, and its optimizer, a step late.
 
     In a timeline: blocks of forwards, then of R and B, each one rank further down.
     """
     last = ranks * chunks - 1
     place = Placement.make("round", ranks, chunks)
-    for _, turn in groupby(range(last), lambda stage: (last - 1 - stage) // 3):
-        stages = [*turn]
+    for stages in (tuple(turn) for _, turn in groupby(range(last), lambda stage: (last - 1 - stage) // 3)):
         if place.rank(stages[0]) == rank:
             yield from (F(stage, m) for m in range(microbatches) for stage in stages)
     for stage in range(last, -1, -1):
         if place.rank(stage, op="B") == rank:
-            again = F if stage == last else R
-            yield from (make(stage, m) for m in range(microbatches) for make in (again, B))
+            yield from (make(stage, m) for m in range(microbatches) for make in (F if stage == last else R, B))

@@ -268,7 +268,8 @@ modules = {stage: Noted(stage) for stage in range(8)}
 pipeline = make("roundpipe", 8, modules, autocast=torch.bfloat16)
 pipeline.step(X, Y, scale=numbers(8, 1), stage_kwargs={2: {"shift": numbers(8, 4)}})
 seen, place = [None] * size, pipeline.schedule.placement
-dist.all_gather_object(seen, {stage: (module.seen, next(module.parameters()).grad) for stage, module in modules.items()})
+told = {stage: (module.seen, next(module.parameters()).grad) for stage, module in modules.items()}
+dist.all_gather_object(seen, told)
 for stage in filter(place.apart, range(8)):
     (first, grad), (again, own) = (seen[each][stage] for each in place.holders_of(stage))
     assert len(set(first)) == 8 and first == again and torch.equal(grad, own) and grad.any()
