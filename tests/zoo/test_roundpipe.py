@@ -75,6 +75,7 @@ def test_what_a_schedule_lacks_and_cannot_have():
     assert pp.check(made) == [] and pp.check(pp.lower(made)) == []
     problems = {
         "rank 1: 0R0 is never run": [["0F0"], ["1F0", "1B0", "0B0"]],
+        "0B0 needs 0R0, which only comes at position 3": [["0F0"], ["1F0", "1B0", "0B0", "0R0"]],
         "the backward of stage 0 is held by rank 1": [["0F0", "0R0", "0B0"], ["1F0", "1B0"]],
         "and runs it again": [["0F0"], ["1F0", "1B0", "0O0", "0L0", "0R0", "0B0"]],
         "is an update, which schedules": [["0F0"], ["1F0", "1B0", "1U0", "0R0", "0B0", "0U0"]],
