@@ -24,6 +24,7 @@ from ppedu.core.placement import TOWARDS, Placement, other_end
 #
 # ("R", 2, 0), ("O", 2, 0), ("L", 2, 0): the activations have been computed again, are on the host, are back from there.
 Result = tuple[str, int, int]
+AFTER = {"W": "B", "U": "B", "O": "F", "L": "O"}  # what requires one result alone, of its own stage and microbatch
 
 
 def requires(
@@ -68,20 +69,16 @@ def requires(
         if lowered and "RECV_B" in placement.links[placement.copy(microbatch)][stage]:
             return (*own, ("RECV_B", stage, microbatch))
         return (*own, ("B", stage + 1, microbatch))
-    if op in ("W", "U"):
-        return (("B", stage, microbatch),)
+    if op in AFTER:
+        return ((AFTER[op], stage, microbatch),)
     if op == "R":
         if lowered and 0 <= stage < placement.stages and placement.apart(stage):
             return (("RECV_R", stage, microbatch),)
         return (("F", stage, microbatch), *_restored("L", stage, microbatch, restored))
-    if op == "O":
-        return (("F", stage, microbatch),)
     if op == "S":
         return (("F", placement.stages - 1, microbatch),)
     if op == "T":
         return tuple(("S", shard, microbatch) for shard in placement.shards)
-    if op == "L":
-        return (("O", stage, microbatch),)
     if op in SEND:
         return (("F" if op == "SEND_R" else op[-1], stage, microbatch),)
     if op in RECEIVE:
@@ -212,16 +209,11 @@ class Numbered:
         exist = {*stages} <= {*range(self.placement.stages)} and {*microbatches} <= {*range(self.microbatches)}
         if any(parts) or not exist:
             return []
-        known = dict.fromkeys(stages)
-        first = {op: {stage: self._first(stage, op) for stage in known} for op in dict.fromkeys(ops)}
+        first = {  # by op and stage; a block of what is in no order stays empty
+            op: {stage: next(self._entries([Action(stage, op, 0)])) for stage in dict.fromkeys(stages)}
+            for op in dict.fromkeys(ops)
+        }
         return [first[op][stage] + m for stage, op, m in zip(stages, ops, microbatches, strict=True)]
-
-    def _first(self, stage: int, op: Op) -> int:
-        """Return the first entry of the block of a simple action; of one that is in no order, the block is empty."""
-        index = self._indexes.setdefault((stage, op, False), len(self.blocks))
-        if index == len(self.blocks):
-            self.blocks.append(self._block(Action(stage, op, 0), index * self.microbatches, False))
-        return index * self.microbatches
 
     def _entries(self, order: Sequence[Action]) -> Iterator[int]:
         """Yield the entry of each action of an order."""

@@ -17,7 +17,6 @@ from ppedu.core.waiting import cycles
 if TYPE_CHECKING:
     from ppedu.core.schedule import Schedule
 
-
 NO_SHARED = " is for a shared head, which schedules without backwards or with a stage on two ranks cannot have"
 NO_UPDATE = " is an update, which schedules without backwards or with a stage on two ranks cannot have"
 NO_BACKWARD = " is for a backward, in a forward-only schedule"
@@ -391,13 +390,11 @@ class _Inspection:
                 peer, _ = self.places[producers[rank]]
                 waits_for[rank] = [peer]
         for cycle in (each for each in cycles(waits_for) if len(each) > 1):  # a cycle of one is an "order" problem
-            waits = []
-            for member, peer in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-                index = self.at(member, self.blocked[member][0])
-                waits.append(
-                    f"rank {member} waits at position {index} ({self.given.orders[member][index]}) "
-                    f"for {producers[member]} of rank {peer}"
-                )
             places = tuple((member, self.at(member, self.blocked[member][0])) for member in cycle)
+            waits = [
+                f"rank {member} waits at position {index} ({self.given.orders[member][index]}) "
+                f"for {producers[member]} of rank {peer}"
+                for (member, index), peer in zip(places, cycle[1:] + cycle[:1], strict=True)
+            ]
             action = self.given.orders[places[0][0]][places[0][1]]
             yield Problem(*places[0], action, "deadlock", "deadlock: " + ", ".join(waits), places)

@@ -315,8 +315,7 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return a registered schedule.
 
     Raises:
-        SettingError: It offloads activations, updates its weights before the end, or has a stage's forward and backward
-            on two ranks.
+        SettingError: Its order does what no plan does.
         ScheduleError: It is not legal.
         Exception: Whatever its generator raises.
     """
@@ -326,18 +325,20 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
         return alive
     schedule = registered(name, ranks, microbatches, **options)
     schedule.validate()
-    if schedule.offloaded:
-        raise SettingError(
-            f"{name!r} offloads activations (O) in its order; plans do so with host_bandwidth=25e9; take gis, say"
-        )
-    if schedule.updated:
-        raise SettingError(f"{name!r} updates its weights before the end (U), as no plan does; take 1f1b, say")
-    if schedule.placement.backwards:
-        raise SettingError(f"{name!r} streams weights from the host, as no plan does; take looped-bfs, say")
-    if schedule.placement.barriers:
-        raise SettingError(
-            f"{name!r} shares the head in its order; plans do so with shard_vocabulary=True; take 1f1b, say"
-        )
+    for is_so, what in (
+        (
+            schedule.offloaded,
+            "offloads activations (O) in its order; plans do so with host_bandwidth=25e9; take gis, say",
+        ),
+        (schedule.updated, "updates its weights before the end (U), as no plan does; take 1f1b, say"),
+        (schedule.placement.backwards, "streams weights from the host, as no plan does; take looped-bfs, say"),
+        (
+            schedule.placement.barriers,
+            "shares the head in its order; plans do so with shard_vocabulary=True; take 1f1b, say",
+        ),
+    ):
+        if is_so:
+            raise SettingError(f"{name!r} {what}")
     if shared:
         _ALIVE[key] = schedule
     return schedule
