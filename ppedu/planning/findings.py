@@ -88,11 +88,11 @@ def findings(plan: Plan) -> Iterator[Sentence]:
         yield _offload(timeline, float(job.host_bandwidth or 0) * SECONDS[unit] / GB)
     if best.schedule.placement.copies > 1:
         sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
-        counts = "leave out" if best.after is None else "count"
+        counts, when = ("leave out", "after the step") if best.after is None else ("count", "during the last backwards")
         why = "The gradients of the stages that the rank holds; another rank holds the same stages."
         yield [
-            f"the times {counts} that {best.schedule.name}'s two copies of the model add up their gradients after "
-            "the step: up to ", (f"{max(sent):.1f} GB", [why]), f" to send, on rank {sent.index(max(sent))}",
+            f"the times {counts} that {best.schedule.name}'s two copies of the model add up their gradients {when}: up "
+            "to ", (f"{max(sent):.1f} GB", [why]), f" to send, on rank {sent.index(max(sent))}",
         ]  # fmt: skip
     if len(plan.choices) > 1 and not plan.choices[1].excess:
         second = plan.choices[1]

@@ -327,10 +327,7 @@ def legal(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     schedule.validate()
     place = schedule.placement
     for is_so, what in (
-        (
-            schedule.offloaded,
-            "offloads activations (O) in its order; plans do, with host_bandwidth=25e9; take gis, say",
-        ),
+        (schedule.offloaded, "offloads (O) in its order; plans do so with host_bandwidth=25e9; take gis, say"),
         (schedule.updated, "updates its weights before the end (U), as no plan does; take 1f1b, say"),
         (place.backwards, "streams weights from the host, as no plan does; take looped-bfs, say"),
         (place.barriers, "shares the head in its order; plans do so with shard_vocabulary=True; take 1f1b, say"),
