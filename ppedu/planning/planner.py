@@ -39,8 +39,7 @@ MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, a
 PROMISING = 6  # schedules that are searched longer
 DISTORTED = 1.25  # times as long as with even stages
 ALIKE = 0.005  # times that differ by less are alike: the one with less memory is better
-NEAR = 1.15  # times as long as the fastest: a better partition may still bring a schedule among the first
-FIRST, LATER, LAST = 2_300_000, 200_000, 50_000  # spent on each of these three kinds; see `Cutting.spent`
+QUICKLY, LONGER = 200_000, 2_300_000  # spent on each schedule, and on the promising ones; see `Cutting.spent`
 # How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
 SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch", "past")]
 
@@ -361,7 +360,7 @@ def _leaner(job: Workload, search: Cutting, may_recompute: Any) -> list[Cutting]
 
 
 def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts | None, progress: Progress) -> None:
-    """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
+    """Search for the best partition of each schedule, first quickly for all, then longer for the most promising.
 
     What does not fit, or with uneven stages alone, is tried with recomputation, too; and if even stages do not fit,
     with offload. These searches join `tried`. With `cuts`, there is nothing to search for.
@@ -387,13 +386,12 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
     def related(each: Cutting) -> list[Cuts]:
         return [other.best for other in tried if other.schedule.placement == each.schedule.placement]
 
-    ordered = sorted(tried, key=promise)
-    excess, fastest = promise(ordered[0])
-    for index, each in enumerate(ordered):
-        progress(each.schedule.name, 0.5 + index / len(tried) / 2)
+    for index, each in enumerate(sorted(tried, key=promise)):
+        progress(each.schedule.name, 0.5 + index / len(tried) / 4)
         each.adopt(related(each))
-        near = promise(each) <= (excess, NEAR * fastest)
-        each.improve(FIRST if index < PROMISING else LATER if near else LAST)
-    for each in sorted(tried, key=promise):
-        if each.adopt(related(each)):
-            each.improve(LATER)
+        each.improve(QUICKLY)
+    for index, each in enumerate(sorted(tried, key=promise)):
+        progress(each.schedule.name, 0.75 + index / len(tried) / 4)
+        better = each.adopt(related(each))
+        if better or index < PROMISING:
+            each.improve(LONGER if index < PROMISING else QUICKLY)

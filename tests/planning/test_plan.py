@@ -715,8 +715,8 @@ def test_layers_can_be_recomputed():
 @pytest.mark.parametrize("seed", [1, 3, 9, 10])
 def test_schedules_of_one_placement_share_their_partitions(seed, monkeypatch):
     """In the little work that each may do, some find better partitions than others."""
-    monkeypatch.setattr("ppedu.planning.planner.FIRST", 30_000)
-    monkeypatch.setattr("ppedu.planning.planner.LATER", 30_000)
+    monkeypatch.setattr("ppedu.planning.planner.LONGER", 30_000)
+    monkeypatch.setattr("ppedu.planning.planner.QUICKLY", 30_000)
     names = ["zb-v", "v-half", "dualpipev", "1f1b", "zb-h1"]
     plan = pp.plan(drawn(random.Random(seed), 24), pp.Machine(10**6, latency=1), 4, 8, schedules=names, recompute=False)
     for one in plan.choices:
