@@ -19,6 +19,10 @@ DROPPED = {
     "plistlib", "poplib", "profile", "pstats", "pyclbr", "smtplib", "socketserver", "sqlite3", "tabnanny", "tarfile",
     "trace", "unittest", "wave", "webbrowser", "wsgiref", "xml", "xmlrpc", "zipapp", "zoneinfo",
 }  # fmt: skip
+# What other systems need.
+ELSEWHERE = {
+    "asyncio/proactor_events", "asyncio/windows_events", "asyncio/windows_utils", "ctypes/_aix", "ctypes/wintypes",
+}  # fmt: skip
 # Packages of which only these modules stay.
 PARTS = {
     "_pyrepl": ("pager",),  # for `help`
@@ -30,8 +34,11 @@ PARTS = {
 
 def stays(name: str) -> bool:
     """Return whether a file of an archive stays."""
-    first, *rest = name.removesuffix(".py").split("/")
-    return first not in DROPPED and (first not in PARTS or rest[-1] in ("__init__", *PARTS[first]))
+    module = name.removesuffix(".py")
+    first, *rest = module.split("/")
+    if first in DROPPED or module in ELSEWHERE:
+        return False
+    return first not in PARTS or rest[-1] in ("__init__", *PARTS[first])
 
 
 def compile_loaded(path: Path, home: str) -> None:
