@@ -1,14 +1,15 @@
 // The story above the playground: four steps, each with a picture that the reader changes or plays.
-import { mount } from "./widgets.js";
+import { mount, tell } from "./widgets.js";
 
 /**
- * @typedef {object} Told what story.py computes; entry m - 1 of a list is that of m microbatches
+ * @typedef {import("../ppedu/view/js/why.js").Part} Part
+ * @typedef {object} Told what story.py computes; entry n - 1 of a list is that of n GPUs or microbatches
  * @property {number} layer the size of a layer, in GB
  * @property {number} memory that of a GPU
  * @property {any[]} one states with one timeline
  * @property {any[]} two states with GPipe above 1F1B
- * @property {[number, number][]} bubble of both
- * @property {[number, number][]} peak the most microbatches that a GPU holds, of both
+ * @property {Part[][][][]} count what is counted in each picture: lines, each a number with words
+ * @property {Record<string, Part>} why the numbers of the sentences
  */
 
 const root = document.documentElement;
@@ -16,8 +17,9 @@ const all = (/** @type {string} */ selector) =>
   /** @type {HTMLElement[]} */ ([...document.querySelectorAll(`#story ${selector}`)]);
 const [count, label, amount, play] = [".count", ".amount span", ".amount output", "#play"].map((each) => all(each)[0]);
 const slider = /** @type {HTMLInputElement} */ (all(".amount input")[0]);
-const [steps, paragraphs, scenes, layers] = [".steps button", ".told p", ".scene", ".column i"].map(all);
-const percent = (/** @type {number} */ share) => `${+(100 * share).toFixed(1)}%`;
+const [steps, paragraphs, scenes, layers] = [".steps button", ".told > p", ".scene", ".column i"].map(all);
+
+const SCENES = [0, 1, 1, 2]; // the picture of each step
 
 let step = 0;
 let gpus = 1;
@@ -28,7 +30,7 @@ let playing = false;
 const shown = [0, 0]; // the microbatches in each widget
 /** @type {ReturnType<typeof mount>[]} */ let widgets = [];
 
-/** Divide the layers between the GPUs, and return the size of the largest stage. */
+/** Divide the layers between the GPUs. */
 function cut() {
   const stages = layers.map((_, layer) => Math.floor((layer * gpus) / layers.length));
   layers.forEach((each, layer) => {
@@ -38,7 +40,9 @@ function cut() {
     each.classList.toggle("over", (height + 1) * told.layer > told.memory);
   });
   all(".model")[0].hidden = gpus > 1;
-  return told.layer * Math.max(...stages.map((stage) => stages.filter((each) => each === stage).length));
+  const pieces = gpus === 1 ? "one piece" : `${gpus} pieces`;
+  const line = `a line at a GPU’s ${told.memory} GB`;
+  scenes[0].setAttribute("aria-label", `${layers.length} layers in ${pieces}, and ${line}`);
 }
 
 /** Show a number of microbatches in a widget. @param {number} which @param {number} m */
@@ -52,38 +56,25 @@ function draw() {
   for (const each of steps) each.removeAttribute("aria-current");
   steps[step].setAttribute("aria-current", "step");
   paragraphs.forEach((each, k) => each.classList.toggle("now", k === step));
-  scenes.forEach((each, k) => each.classList.toggle("now", k === [0, 1, 1, 2][step]));
+  scenes.forEach((each, k) => each.classList.toggle("now", k === SCENES[step]));
   const [wanted, most] = step === 0 ? [gpus, 4] : [microbatches, told.one.length];
   label.textContent = step === 0 ? "GPUs" : "microbatches";
   Object.assign(slider, { max: most, value: wanted, disabled: step === 1 });
   amount.textContent = step === 1 ? "1" : `${wanted}`;
   if (step === 1) slider.value = "1";
+  if (step === 0) cut();
   if (step === 1 || step === 2) batches(0, step === 1 ? 1 : microbatches);
   if (step === 3) batches(1, microbatches);
-  write();
+  write(told.count[SCENES[step]][slider.valueAsNumber - 1]);
 }
 
-/** Write what is counted: numbers, each with words. */
-function write() {
-  /** @type {[string, string][]} */ let lines = [];
-  if (step === 0) {
-    const size = cut();
-    const fits = size > told.memory ? "more than" : "fits into";
-    lines = [[`${Math.round(size)} GB`, `${fits} a GPU’s ${told.memory} GB`]];
-    const pieces = gpus === 1 ? "one piece" : `${gpus} pieces`;
-    const line = `a line at a GPU’s ${told.memory} GB`;
-    scenes[0].setAttribute("aria-label", `${layers.length} layers in ${pieces}, and ${line}`);
-  } else {
-    const m = step === 1 ? 1 : microbatches;
-    const [[bubble, same], [first, second]] = [told.bubble[m - 1], told.peak[m - 1]];
-    const both = bubble === same ? "idle in both" : "idle in GPipe";
-    if (step < 3) lines = [[percent(bubble), "idle"]];
-    else lines = [[`${first}`, "held by GPipe"], [`${second}`, "held by 1F1B"], [percent(bubble), both]];
-  }
+/** Write what is counted. @param {Part[][]} lines */
+function write(lines) {
   count.replaceChildren(
-    ...lines.map(([number, words]) => {
-      const line = document.createElement("p");
-      line.append(Object.assign(document.createElement("b"), { textContent: number }), ` ${words}`);
+    ...lines.map(([number, ...words]) => {
+      const [line, large] = ["p", "b"].map((tag) => document.createElement(tag));
+      large.append(...tell([number]));
+      line.append(large, ...tell(words));
       return line;
     }),
   );
@@ -156,6 +147,7 @@ async function open() {
   told = await (await fetch("story.json")).json();
   widgets = [told.one, told.two].map((states, k) => mount(scenes[k + 1], states[0]));
   shown.fill(1);
+  for (const each of all("[data-why]")) each.replaceWith(...tell([told.why[String(each.dataset.why)]]));
   draw();
   steps.forEach((each, k) => {
     each.addEventListener("click", () => {
@@ -179,6 +171,11 @@ async function open() {
   play.addEventListener("click", () => (playing ? stop() : begin()));
 }
 
+// Playing would take a number away while its words are read.
+for (const event of ["pointerdown", "focusin"])
+  document.querySelector("#story")?.addEventListener(event, ({ target }) => {
+    if (/** @type {Element} */ (target).closest(".ppedu-why")) stop();
+  });
 for (const door of all(".below"))
   door.addEventListener("click", () => {
     const heading = /** @type {HTMLElement} */ (document.querySelector("#try"));

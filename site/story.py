@@ -14,6 +14,8 @@ from ppedu.planning.presets import MACHINES
 from ppedu.sim import Timeline
 from ppedu.view.link import encode
 from ppedu.view.model import Panel, Stack
+from ppedu.view.why import Told, Why, bubble, peak, why
+from ppedu.zoo.registry import papers_in
 
 GPUS = 4
 MOST = 16  # microbatches
@@ -28,7 +30,7 @@ GIGABYTES = sum(Pieces.bytes_per_weight) * WEIGHTS / 1e9
 
 
 def told() -> dict[str, Any]:
-    """Return what the page's script needs: the states of its widgets, and numbers, by microbatches from 1 on."""
+    """Return what the page's script needs: the states of its widgets, and numbers, by GPUs or microbatches."""
     runs = {name: [pp.simulate(pp.schedule(name, GPUS, m)) for m in BATCHES] for name in TITLES}
     pairs = list(zip(*runs.values(), strict=True))
     return {
@@ -36,8 +38,15 @@ def told() -> dict[str, Any]:
         "memory": _memory(),
         "one": [_state(TALL, {"": first}) for first, _ in pairs],
         "two": [_state(LOW, dict(zip(TITLES.values(), pair, strict=True))) for pair in pairs],
-        "bubble": [[each.bubble for each in pair] for pair in pairs],
-        "peak": [[float(max(each.peak_activations)) for each in pair] for pair in pairs],
+        "count": [
+            [[_fit(gpus)] for gpus in range(1, GPUS + 1)],
+            [[[_idle(first), " idle"]] for first, _ in pairs],
+            [
+                [[_held(first), " held by GPipe"], [_held(second), " held by 1F1B"], [_idle(second), " idle in both"]]
+                for first, second in pairs
+            ],
+        ],
+        "why": _numbers(),
     }
 
 
@@ -46,20 +55,62 @@ def page(text: str) -> str:
     share = GIGABYTES / LAYERS
     layers = (f'<i style="--at: {k}"{" class=over" * ((k + 1) * share > _memory())}></i>' for k in range(LAYERS))
     values = {
-        "WEIGHTS": f"{WEIGHTS / 1e9:g} billion",
-        "BYTES": f"{sum(Pieces.bytes_per_weight):g}",
-        "TOTAL": pretty(GIGABYTES),
         "MEMORY": pretty(_memory()),
         "LAYERS": str(LAYERS),
-        "SHARE": pretty(GIGABYTES / GPUS),
         "LINE": f"{_memory() / GIGABYTES:.2%}",
         "COLUMN": "".join(layers),
-        "IDLE": f"{pp.simulate(pp.schedule('gpipe', GPUS, 1)).bubble:.0%}",
-        "HELD": pretty(max(pp.simulate(pp.schedule("1f1b", GPUS, MOST)).peak_activations)),
         "EXPLORE": escape(encode("explore", {})),
         "PLAN": escape(encode("plan", {})),
+        **{name: f'<span data-why="{name}">{number.text}</span>' for name, number in _numbers().items()},
     }
-    return re.sub(r"%([A-Z]+)%", lambda found: values[found[1]], text)
+    return re.sub(r"%([A-Za-z]+)%", lambda found: values[found[1]], text)
+
+
+def _numbers() -> dict[str, Why]:
+    """Return the numbers of the sentences, by their names in the page."""
+    weight, gradient, optimizer = Pieces.bytes_per_weight
+    chosen = f"Chosen for this story: {GPUS} GPUs have enough memory for the model, and {GPUS - 1} do not."
+    kept = [
+        f"{weight} for the weight and {gradient} for its gradient, in 16 bits.",
+        f"{optimizer} for the optimizer: Adam has a copy of the weight and two averages of its gradients, in 32 bits.",
+    ]
+    return {
+        "weights": why(f"{WEIGHTS / 1e9:g} billion", [chosen]),
+        "bytes": Why(f"{sum(Pieces.bytes_per_weight):g}", kept, papers_in("arXiv 1910.02054")),
+        "total": _size(1),
+        "memory": _limit(),
+        "layers": why(str(LAYERS), ["Chosen for this story: two, three or four GPUs get equal parts."]),
+        "share": _size(GPUS),
+        "idle": _idle(pp.simulate(pp.schedule("gpipe", GPUS, 1))),
+        "held": _held(pp.simulate(pp.schedule("1f1b", GPUS, MOST))),
+    }
+
+
+def _fit(gpus: int) -> Told:
+    return [_size(gpus), f" {'more than' if GIGABYTES / gpus > _memory() else 'fits into'} a GPU’s ", _limit()]
+
+
+def _size(gpus: int) -> Why:
+    """Return the size of a stage."""
+    total = f"{pretty(GIGABYTES)} GB"
+    words = [
+        f"{WEIGHTS / 1e9:g} billion weights × {sum(Pieces.bytes_per_weight):g} bytes = {total}.",
+        f"{LAYERS} layers / {gpus} GPUs = {LAYERS // gpus} layers on each: {total} / {gpus} = "
+        f"{pretty(GIGABYTES / gpus)} GB.",
+    ]
+    return why(f"{GIGABYTES / gpus:.0f} GB", words[: 1 if gpus == 1 else 2])
+
+
+def _limit() -> Why:
+    return why(f"{pretty(_memory())} GB", ["The memory of an NVIDIA H100."])
+
+
+def _idle(timeline: Timeline) -> Why:
+    return _with_gpus(bubble(timeline, f"{round(100 * timeline.bubble, 1):g}%"))
+
+
+def _held(timeline: Timeline) -> Why:
+    return _with_gpus(peak(timeline))
 
 
 def _memory() -> float:
@@ -75,16 +126,20 @@ def _state(tall: int, timelines: dict[str, Timeline]) -> dict[str, Any]:
     state = Stack([Panel(each, title=title) for title, each in timelines.items()], bare=bare).state()
     for panel, title in zip(state["panels"], timelines, strict=True):
         panel |= {"heading": title, "numbers": [], "axis": "time →", "row": "GPU", "tall": tall, "path": []}
-        panel["peaks"] = [peak.text for peak in panel["peaks"]]
+        panel["peaks"] = [*map(_with_gpus, panel["peaks"])]
         panel["summary"] = _plain(panel["summary"])
-        panel["gaps"] = [[*times, _plain(why)] for *times, why in panel["gaps"]]
+        panel["gaps"] = [[*times, _plain(reason)] for *times, reason in panel["gaps"]]
     if not bare:
         state["look"] = state["look"] | {"row": ROW}
     return {"kind": "plain", **state}
 
 
 def _plain(sentence: str) -> str:
-    return re.sub(r"\brank(s?)\b", r"GPU\1", sentence)
+    return re.sub(r"\b[Rr]ank(s?)\b", r"GPU\1", sentence)
+
+
+def _with_gpus(number: Why) -> Why:
+    return number._replace(words=[*map(_plain, number.words)])
 
 
 def written() -> str:

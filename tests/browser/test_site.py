@@ -135,9 +135,27 @@ def test_the_keyboard_alone(playground):
     expect(page.locator("#report")).to_contain_text("The schedule is legal.")
 
 
+UNEXPLAINED = """([texts, numbers]) => [...document.querySelectorAll(texts)].flatMap(each => {
+  const copy = each.cloneNode(true);
+  for (const why of copy.querySelectorAll(".ppedu-why, .ppedu-reason")) why.remove();
+  return copy.textContent.match(new RegExp(numbers, "g")) ?? [];
+})"""
+OF_STORY = [".told > p, .count > p", r"(?<!GPU )\b[\d.]+\b"]  # but for GPU 0 and 1F1B
+OF_VIEWS = [".ppedu-note, #report :is(p, td)", r"[\d.]+ ?(%|points|ms|[KMG]B)"]
+
+
+def opens(page, number):
+    """Click on a number, and return what it says, once Escape has led back to it."""
+    number.click()
+    said = page.locator(".ppedu-reason:popover-open").inner_text()
+    page.keyboard.press("Escape")
+    expect(number).to_be_focused()
+    return said
+
+
 def numbers(page):
     """Return the story's numbers by their words."""
-    lines = [line.split("\n") for line in page.locator(".count p").all_inner_texts()]
+    lines = [line.split("\n") for line in page.locator(".count > p").all_inner_texts()]
     return {words: number for number, words in lines}
 
 
@@ -150,7 +168,11 @@ def test_the_story_counts_what_formulas_say_and_the_keyboard_changes_it(visit):
         assert numbers(page) == {
             f"{'more than' if 256 / gpus > 80 else 'fits into'} a GPU’s 80 GB": f"{256 / gpus:.0f} GB"
         }
+        assert page.evaluate(UNEXPLAINED, OF_STORY) == []
         page.keyboard.press("ArrowRight")
+    told, count, peaks = (page.locator(f"{each} .ppedu-why") for each in (".told", ".count", "#two"))
+    assert "2 for the weight and 2 for its gradient" in opens(page, told.get_by_text("16", exact=True))
+    assert "256 GB / 4 = 64 GB" in opens(page, count.get_by_text("64 GB"))
     page.get_by_role("button", name="Cut").focus()
     page.keyboard.press("ArrowRight")
     assert numbers(page) == {"idle": "75%"}
@@ -166,7 +188,12 @@ def test_the_story_counts_what_formulas_say_and_the_keyboard_changes_it(visit):
             assert numbers(page) == (held if step else {"idle": bubble})
             drawn = page.locator(".scene.now .ppedu-panel").last
             assert f"4 GPUs, {m} microbatch" in (drawn.get_attribute("aria-label") or "")
+            assert page.evaluate(UNEXPLAINED, OF_STORY) == []
             page.keyboard.press("ArrowRight")
+    assert "4 GPUs × 57 = 228. They work for 192 of it: 36 / 228 = 3 / 19" in opens(page, count.get_by_text("15.8%"))
+    assert "By GPU: 4, 3, 2, 1." in opens(page, count.get_by_text("4", exact=True))
+    assert peaks.count() == 2 * 4
+    assert "GPU 3 first holds 1 at 3, with 1 F begun." in opens(page, peaks.last)
 
 
 def test_the_story_plays_only_when_it_is_asked_to(visit):
@@ -181,6 +208,11 @@ def test_the_story_plays_only_when_it_is_asked_to(visit):
     assert page.locator(".amount input").input_value() == "3"
     page.clock.run_for(5000)
     expect(current).to_have_text("Send one")
+    page.locator(".count .ppedu-why").click()
+    page.clock.run_for(30_000)
+    expect(current).to_have_text("Send one")
+    expect(page.locator(".ppedu-reason:popover-open")).to_contain_text("36 / 48 = 3 / 4 = 75.0%")
+    page.get_by_role("button", name="Play").click()
     page.get_by_role("button", name="Pause").click()
     page.clock.run_for(30_000)
     expect(current).to_have_text("Send one")
@@ -194,9 +226,11 @@ def test_the_story_in_any_size_and_light(visit):
         for scheme, name in (("light", "Hold less"), ("dark", "Cut")):
             page.emulate_media(color_scheme=scheme)
             page.get_by_role("button", name=name).click()
+            page.locator(".count .ppedu-why").first.click()
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
             if (width, scheme) in ((360, "light"), (1366, "dark")):  # it takes seconds
                 assert [each["id"] for each in Axe().run(page).response["violations"]] == [], (width, scheme, name)
+            page.keyboard.press("Escape")
 
 
 def test_doors_lead_to_lesson_1_and_to_the_playground(playground, address):
@@ -224,12 +258,6 @@ REASONS = {  # by view: a number in its tables and sentences, and words that it 
     "proven best": ("intervals and counters", "no schedule is shorter"),
 }
 
-UNEXPLAINED = """() => [...document.querySelectorAll(".ppedu-note, #report :is(p, td)")].flatMap(each => {
-  const copy = each.cloneNode(true);
-  for (const why of copy.querySelectorAll(".ppedu-why, .ppedu-reason")) why.remove();
-  return copy.textContent.match(/[\\d.]+ ?(%|points|ms|[KMG]B)/g) ?? [];
-})"""
-
 
 def test_every_view_has_a_link_and_no_fault(playground):
     page = playground
@@ -242,7 +270,9 @@ def test_every_view_has_a_link_and_no_fault(playground):
         expect(page.locator("#status:not(.wrong)")).to_have_text(QUIET)
         faults = Axe().run(page).response["violations"]
         assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
-        assert page.evaluate(UNEXPLAINED) == (["80 GB"] if name == "plan" else []), "but what a reader has given"
+        assert page.evaluate(UNEXPLAINED, OF_VIEWS) == (["80 GB"] if name == "plan" else []), (
+            "but what a reader has given"
+        )
         if name in REASONS:
             number, said = REASONS[name]
             page.locator("main table, #report p").get_by_role("button", name=number).first.click()

@@ -35,7 +35,7 @@ export function tell(told) {
  */
 function number([text, said, sources], shown, attributes = {}) {
   const opener = element("button", { type: "button", class: "ppedu-why", title: "why?", ...attributes }, shown);
-  const about = { popover: "auto", role: "dialog", "aria-label": `why ${text}`, tabindex: "-1" };
+  const about = { popover: "auto", role: "dialog", "aria-label": `why ${text}`, "aria-live": "off", tabindex: "-1" };
   const words = element("div", { class: "ppedu-reason", ...about });
   const hide = (/** @type {Event} */ { target }) => target instanceof Element && !words.contains(target) && words.hidePopover();
   words.addEventListener("beforetoggle", ({ newState }) => {
