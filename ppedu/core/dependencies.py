@@ -209,7 +209,7 @@ class Numbered:
         exist = {*stages} <= {*range(self.placement.stages)} and {*microbatches} <= {*range(self.microbatches)}
         if any(parts) or not exist:
             return []
-        first = {  # by op and stage; a block of what is in no order stays empty
+        first = {  # by op and stage; some of these blocks may stay empty
             op: {stage: next(self._entries([Action(stage, op, 0)])) for stage in dict.fromkeys(stages)}
             for op in dict.fromkeys(ops)
         }

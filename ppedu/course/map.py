@@ -37,7 +37,7 @@ LESSONS = [
         ("loss not divided", "norm per stage", "tied copies drift apart", "one receive buffer"),
     ),
     Lesson(8, "measured = simulated + slower + waiting", "Costs.fit, emulate"),
-    Lesson(9, "v chunks: 1/v of the idle time, v times the hops", "interleaved", ("too many chunks",)),
+    Lesson(9, "v chunks: 1/v of the idle time, more than v times the hops", "interleaved", ("too many chunks",)),
     Lesson(10, "I cannot wait, W can", "zb-h1, zb-v", ("late weight gradients",)),
     Lesson(
         11,

@@ -95,7 +95,7 @@ Columns = tuple[Sequence[Action], Sequence[Any], Sequence[Any], Sequence[int], S
 
 def computing(row: Sequence[Span]) -> Columns:
     """Return the compute actions in a row, their starts and ends, their places in it, and their halves of pairs."""
-    if isinstance(row, Row) and {op for _, op, _, _ in row.actions} <= COMPUTE:  # their columns are there already
+    if isinstance(row, Row) and {op for _, op, _, _ in row.actions} <= COMPUTE:  # as columns already
         return row.actions, row.starts, row.ends, range(len(row)), [0] * len(row)
     found = [
         (single, start, end, step, half)
