@@ -201,4 +201,4 @@ def _held(pieces: range, letters: str) -> str:
 
 
 def _number(number: Number) -> str:
-    return f"{float(number):,.0f}" if number >= 100 else f"{float(number):.3g}"
+    return f"{float(number):,.0f}" if number >= 100 else f"{float(number):#.3g}"
