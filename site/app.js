@@ -22,6 +22,9 @@ let changed = 0; // when the link last changed, in milliseconds
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
 let busy = false;
 /** @type {boolean | null} */ let legal = null; // the schedule that a reader has written
+let verdict = ""; // on it
+/** @type {string | null} */ let judged = null; // the text that the verdict and the picture are about
+/** @type {Map<string, object>} */ const kept = new Map(); // by view, the question with what a reader has written there
 
 const python = new Python("playground", (slow) => {
   stop.hidden = !slow;
@@ -54,6 +57,10 @@ async function ask(question) {
 function receive(answer) {
   if (answer === null) return; // stopped
   if (typeof answer.wrong === "string") {
+    choose(String(answer.view));
+    fields(String(answer.view), answer.inputs);
+    judged = null;
+    judge();
     say(answer.wrong, true);
     report.replaceChildren(); // what was found before is not about this
     wanted = null;
@@ -73,11 +80,12 @@ function receive(answer) {
 /** @param {any} answer */
 function display(answer) {
   copied.textContent = "";
-  legal = answer.legal;
-  judge();
+  [legal, verdict] = [answer.legal, String(answer.verdict)];
   find("#first").hidden = true;
   choose(String(answer.view));
-  fields(answer.inputs);
+  fields(String(answer.view), answer.inputs);
+  judged = String(answer.inputs.find((/** @type {any} */ { kind }) => kind === "area")?.value ?? "");
+  judge();
   if (answer.state && widget && shape === answer.state.kind) widget.update(answer.state);
   else {
     widget?.figure.destroy();
@@ -113,6 +121,7 @@ function remember(now) {
 
 /** Open a view by a link, with its inputs. @param {string} to @param {string | null} set in its picture */
 function open(to, set = parts(to).set) {
+  keep();
   delete form.dataset.names; // its values are those of the view before
   ask({ open: parts(to).to, set });
 }
@@ -150,10 +159,16 @@ function example([text, to], place) {
   return place ? [" · ", node] : [node];
 }
 
-/** Say whether the schedule of a reader is legal. */
+/** Say whether the schedule of a reader is legal, unless the text is not the one that was checked. */
 function judge() {
-  say({ true: "The schedule is legal.", false: "The schedule is not legal: see below." }[String(legal)] ?? "", legal === false);
+  const stale = judged !== written();
+  find("#playground").classList.toggle("stale", stale);
+  if (stale) say("Not checked yet: press “check and draw”, or Ctrl+Enter.");
+  else say(verdict, legal === false);
 }
+
+/** Return what a reader has written, if the view has a place for it. */
+const written = () => form.querySelector("textarea")?.value ?? "";
 
 /** @param {string} text */
 function say(text, wrong = false) {
@@ -171,8 +186,9 @@ function choose(view) {
   }
 }
 
-/** Build the inputs of a view, unless the form has them already. @param {any[]} inputs */
-function fields(inputs) {
+/** Build the inputs of a view, unless the form has them already. @param {string} view @param {any[]} inputs */
+function fields(view, inputs) {
+  form.dataset.view = view;
   const names = inputs.map(({ name }) => String(name)).join();
   if (form.dataset.names === names) return;
   form.dataset.names = names;
@@ -199,17 +215,26 @@ function field({ name, label, kind, value, choices }) {
   return node;
 }
 
+/** What the form holds now. */
+const held = () => Object.fromEntries([...new FormData(/** @type {any} */ (form))].map(([name, value]) => [name, String(value)]));
+
 /** Ask for the view with what the form holds now. */
 function submit() {
-  const view = tabs.querySelector('[aria-selected="true"]')?.getAttribute("data-view");
-  ask({ view, inputs: Object.fromEntries([...new FormData(/** @type {any} */ (form))].map(([name, value]) => [name, String(value)])) });
+  ask({ view: tabs.querySelector('[aria-selected="true"]')?.getAttribute("data-view"), inputs: held() });
+}
+
+/** Keep what a reader has written for when its view opens again. A link also has what the form does not show. */
+function keep() {
+  const view = String(form.dataset.view);
+  if (written()) kept.set(view, judged === written() ? { open: link } : { view, inputs: held() });
 }
 
 for (const tab of all)
   tab.addEventListener("click", () => {
     const view = String(tab.dataset.view);
+    keep();
     choose(view);
-    ask({ view, inputs: {} });
+    ask(kept.get(view) ?? { view, inputs: {} });
   });
 tabs.addEventListener("keydown", ({ key }) => {
   const at = all.indexOf(/** @type {any} */ (document.activeElement));
@@ -217,6 +242,14 @@ tabs.addEventListener("keydown", ({ key }) => {
   if (to !== at) all[(to + all.length) % all.length].focus();
 });
 form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
+form.addEventListener("input", ({ target }) => {
+  if (/** @type {any} */ (target).localName === "textarea" && !busy) judge();
+});
+form.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
   event.preventDefault();
   submit();
 });
@@ -231,7 +264,6 @@ stop.addEventListener("click", () => {
 /** @param {string} id @param {() => string} text */
 function copies(id, text) {
   find(id).addEventListener("click", async () => {
-    find(id).after(copied); // where a reader looks
     await answered();
     try {
       await navigator.clipboard.writeText(text());

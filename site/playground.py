@@ -18,7 +18,9 @@ from said import OWN_CODE, said
 import ppedu as pp
 from ppedu.core import ParseError, PipelineError, Placement, Schedule, SettingError
 from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import plural
 from ppedu.course.board.puzzle import Puzzle, puzzle
+from ppedu.course.board.recognition import recognize
 from ppedu.planning.question import EXAMPLE, read
 from ppedu.search.atlas import PLACEMENTS, atlas
 from ppedu.sim import Costs, simulate_partial
@@ -26,13 +28,14 @@ from ppedu.view.explore import Explore, explore
 from ppedu.view.interactive import Interactive, compare, differences
 from ppedu.view.knot import picture
 from ppedu.view.link import decode, encode
-from ppedu.view.model import Panel
+from ppedu.view.model import Data, Panel, Stack
 
 Inputs = dict[str, str]
 MOST_SHOWN = 12  # problems
 OWN = "yours"  # the module's name of a reader's code
 LONGEST = 5  # seconds for a plan
 LARGE = 10_000  # actions
+MOST_COMPARED = 2_000  # actions; all published schedules of a size are made to recognize one
 PLAN = '''import ppedu as pp
 from pathlib import Path
 from ppedu.planning.question import read
@@ -58,6 +61,21 @@ class Answer:
     code: str = ""
     picture: str = ""  # HTML, below the sentences
     legal: bool | None = None  # the schedule that a reader has written
+    verdict: str = ""  # on it
+
+
+class Stuck(Interactive):
+    """What the ranks can run of an illegal schedule; it has no makespan, so it is shown without numbers."""
+
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.panels(), bare=True, brief=self.brief)
+
+    def state(self) -> Data:
+        state = super().state()
+        for panel in state["panels"]:
+            panel["summary"] = panel["heading"]
+        return state
 
 
 @dataclass(frozen=True)
@@ -102,13 +120,32 @@ def show_write(inputs: Inputs) -> Answer:
     made, code = written(inputs)
     costs, problems = costs_of(inputs["costs"]), pp.check(made)
     code += f"\nprint(pp.check(s))\nt = pp.simulate(s, pp.Costs({inputs['costs']}))\nt.show()"
+    typed = "" if "def " in inputs["text"] else _typed(made, inputs)
+    report: list[Paragraph]
     if not problems:
-        timeline = pp.simulate(made, costs)
-        return Answer(Interactive(Panel(timeline)), ["The schedule is legal.", *summary(timeline)], code, legal=True)
-    more = len(problems) - MOST_SHOWN
-    report: list[Paragraph] = [f"The schedule is not legal: {len(problems)} problem{'s' if len(problems) > 1 else ''}."]
+        timeline, verdict = pp.simulate(made, costs), f"The schedule is legal.{_named(made)}{typed}"
+        report = ["The schedule is legal.", *summary(timeline)]
+        return Answer(Interactive(Panel(timeline)), report, code, legal=True, verdict=verdict)
+    first, more = str(problems[0]), len(problems) - MOST_SHOWN
+    report = [f"The schedule is not legal: {plural(len(problems), 'problem')}."]
     report += [str(each) for each in problems[:MOST_SHOWN]] + ([f"… and {more} more."] if more > 0 else [])
-    return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code, picture(made), legal=False)
+    verdict = f"The schedule is not legal. {first[0].upper()}{first[1:]}.{typed}"
+    stuck = Stuck(Panel(simulate_partial(made, costs)))
+    return Answer(stuck, report, code, picture(made), legal=False, verdict=verdict)
+
+
+def _named(made: Schedule) -> str:
+    """Return a sentence with the name of the published schedule that has these orders, if there is one."""
+    built = recognize(made) if sum(map(len, made.orders)) <= MOST_COMPARED else None
+    return f" This is {built}." if built else ""
+
+
+def _typed(made: Schedule, inputs: Inputs) -> str:
+    """Return a sentence with the size of typed orders, if it is not the one in the form."""
+    sizes = made.ranks, made.microbatches // made.slices
+    if [*map(str, sizes)] == [inputs["ranks"], inputs["microbatches"]]:
+        return ""
+    return f" {plural(sizes[0], 'rank')} and {plural(sizes[1], 'microbatch')}, as typed."
 
 
 def written(inputs: Inputs) -> tuple[Schedule, str]:
@@ -279,6 +316,7 @@ class Playground:
         A question is a link to open, a view with its inputs, a message of the widget, or the reasons that the state of
         a large widget lacks, so that it is drawn early.
         """
+        wrong = "The page asked for something unknown."
         try:
             match question:
                 case {"open": str(fragment)}:
@@ -297,8 +335,8 @@ class Playground:
                         self.inputs = {key: str(value) for key, value in shown.items() if value is not None}
                     return self._answer(Answer(self.widget))
         except (PipelineError, RecursionError, MemoryError) as error:
-            return {"wrong": f"{str(error)[:1000] or type(error).__name__}."}
-        return {"wrong": "The page asked for something unknown."}
+            wrong = f"{str(error)[:1000] or type(error).__name__}."
+        return {"wrong": wrong, "view": self.view, "inputs": self._form()}
 
     def _show(self, view: str, inputs: Inputs) -> dict[str, Any]:
         if view not in VIEWS:
@@ -315,7 +353,6 @@ class Playground:
 
     def _answer(self, made: Answer, again: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what to show. again: The question that the page asks next, if a reader does not ask another one."""
-        _, fields = VIEWS[self.view]
         code = made.code
         if isinstance(made.widget, Explore):
             code = f"import ppedu as pp\n{made.widget.code()}"
@@ -328,20 +365,25 @@ class Playground:
             again = {"more": True} if made.widget.brief else None
         return {
             "view": self.view,
-            "inputs": [
-                {**vars(each), "choices": list(each.choices), "value": self.inputs[each.name]}
-                for each in fields
-                if each.kind != "hidden"
-            ],
+            "inputs": self._form(),
             "state": made.widget.state() if made.widget else None,
             "again": again,
             "report": made.report,
             "picture": made.picture,
             "legal": made.legal,
+            "verdict": made.verdict,
             "code": code,
             "link": encode(self.view, self._changed()),
             "examples": [[text, encode(self.view, inputs)] for text, inputs in EXAMPLES[self.view].items()],
         }
+
+    def _form(self) -> list[dict[str, Any]]:
+        """Return the fields of the open view's form, with their values."""
+        return [
+            {**vars(each), "choices": list(each.choices), "value": self.inputs.get(each.name, each.value)}
+            for each in VIEWS[self.view][1]
+            if each.kind != "hidden"
+        ]
 
     def _changed(self) -> Inputs:
         """Return the inputs that are not as they were at first, which keeps links short."""

@@ -138,6 +138,25 @@ def test_an_illegal_schedule_is_drawn_as_far_as_it_goes_with_the_reasons():
     answer = ask(Playground(), view="write", inputs={"text": "0F0 0B0 0F1 0B1\n1B0 1F0 1F1 1B1"})
     assert answer["report"][0].startswith("The schedule is not legal") and answer["state"]
     assert "1B0" in " ".join(answer["report"])
+    assert answer["verdict"].startswith("The schedule is not legal. Rank 1, position 0: 1B0 needs 1F0")
+    assert not re.search("makespan [0-9]|bubble", json.dumps(answer["state"])), "a run that does not end has none"
+    wrong = ask(Playground(), view="write", inputs={"text": "0X0"})
+    assert wrong["view"] == "write" and wrong["inputs"][0]["value"] == "0X0", "a link to it shows the text"
+
+
+def test_the_verdict_names_a_published_schedule_and_the_size_of_typed_orders():
+    def verdict(schedule, **inputs):
+        text = "\n".join(" ".join(map(str, order)) for order in schedule.orders)
+        return ask(Playground(), view="write", inputs={"text": text, **inputs})["verdict"]
+
+    legal = "The schedule is legal."
+    assert ask(Playground(), view="write", inputs={})["verdict"] == f"{legal} This is gpipe."
+    assert verdict(pp.schedule("1f1b", 4, 8)) == f"{legal} This is 1f1b."
+    assert verdict(pp.schedule("zb-v", 3, 6), placement="v", microbatches="6") == (
+        f"{legal} This is zb-v. 3 ranks and 6 microbatches, as typed."
+    )
+    own = pp.Schedule.read("0F0 0B0 0F1 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2")
+    assert verdict(own, ranks="2", microbatches="3") == legal
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,7 @@ class Puzzle(Interactive):
             KEEPER.add(self.level.name, Result(number, makespan))
             said = f"That earns {stars(number, MOST_STARS)}{', as you asked for a hint' if number == 2 else ''}."
             if built := recognize(self.schedule, self.level.published):
-                other = ", with other numbers for the microbatches" if built.renamed else ""
-                said = f"You have just built {built.name}{other}. {said}"
+                said = f"You have just built {built}. {said}"
                 self._built = [f"about {built.name}", f"{PLAYGROUND}schedules/{built.name}.html"]
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 

@@ -19,6 +19,9 @@ class Built(NamedTuple):
     name: str
     renamed: bool
 
+    def __str__(self) -> str:
+        return f"{self.name}, with other numbers for the microbatches" if self.renamed else self.name
+
 
 def recognize(made: Schedule, likely: str = "") -> Built | None:
     """Return the published schedule with the orders of `made`, or None.
