@@ -24,14 +24,14 @@ let busy = false;
 /** @type {boolean | null} */ let legal = null; // the schedule that a reader has written
 let verdict = ""; // on it
 /** @type {string | null} */ let judged = null; // the text that the verdict and the picture are about
-/** @type {Map<string, object>} */ const kept = new Map(); // by view, the question with what a reader has written there
+/** @type {Map<string, object>} */ const kept = new Map(); // by view, the question that shows what a reader has written there
 
 const python = new Python("playground", (slow) => {
   stop.hidden = !slow;
   if (slow) say("Python is working.");
 });
 
-/** @param {object} question */
+/** @param {any} question text: what the form holds, if not what was checked */
 async function ask(question) {
   if (busy) {
     // A widget's change is not of the view that a reader has opened since.
@@ -39,9 +39,9 @@ async function ask(question) {
     return;
   }
   busy = true;
-  if ("set" in question) wanted = /** @type {string | null} */ (question.set);
+  if ("set" in question) wanted = question.set;
   try {
-    receive(await python.ask(question));
+    receive(await python.ask(question), question.text);
   } catch (error) {
     say(/** @type {Error} */ (error).message, true);
   }
@@ -53,12 +53,12 @@ async function ask(question) {
   }
 }
 
-/** Use nothing of an answer but text and numbers. @param {any} answer */
-function receive(answer) {
+/** Use nothing of an answer but text and numbers. @param {any} answer @param {string} [text] */
+function receive(answer, text) {
   if (answer === null) return; // stopped
   if (typeof answer.wrong === "string") {
     choose(String(answer.view));
-    fields(String(answer.view), answer.inputs);
+    fields(String(answer.view), answer.inputs, text);
     judged = null;
     judge();
     say(answer.wrong, true);
@@ -70,20 +70,20 @@ function receive(answer) {
     widget?.update(answer.more);
   } else if (views.includes(answer.view) && /^[\w-]*$/.test(answer.link)) {
     try {
-      display(answer);
+      display(answer, text);
     } catch {
       say("Python answered with something that cannot be shown.", true);
     }
   }
 }
 
-/** @param {any} answer */
-function display(answer) {
+/** @param {any} answer @param {string} [text] */
+function display(answer, text) {
   copied.textContent = "";
   [legal, verdict] = [answer.legal, String(answer.verdict)];
   find("#first").hidden = true;
   choose(String(answer.view));
-  fields(String(answer.view), answer.inputs);
+  fields(String(answer.view), answer.inputs, text);
   judged = String(answer.inputs.find((/** @type {any} */ { kind }) => kind === "area")?.value ?? "");
   judge();
   if (answer.state && widget && shape === answer.state.kind) widget.update(answer.state);
@@ -97,6 +97,7 @@ function display(answer) {
   report.replaceChildren(...(answer.report ?? []).map(paragraph));
   report.insertAdjacentHTML("beforeend", answer.picture ?? "");
   remember(String(answer.link));
+  if (written()) kept.set(String(answer.view), { open: link });
   code = String(answer.code);
   if (widget && wanted !== null) recall(widget.figure, wanted);
   if (widget) wanted = null;
@@ -186,13 +187,13 @@ function choose(view) {
   }
 }
 
-/** Build the inputs of a view, unless the form has them already. @param {string} view @param {any[]} inputs */
-function fields(view, inputs) {
+/** Build the inputs of a view, unless the form has them already. @param {string} view @param {any[]} inputs @param {string} [text] */
+function fields(view, inputs, text) {
   form.dataset.view = view;
   const names = inputs.map(({ name }) => String(name)).join();
   if (form.dataset.names === names) return;
   form.dataset.names = names;
-  form.replaceChildren(...inputs.map(field));
+  form.replaceChildren(...inputs.map((each) => field(each.kind === "area" ? { ...each, value: text ?? each.value } : each)));
   if (inputs.some(({ kind }) => kind === "area")) {
     const run = Object.assign(document.createElement("button"), { type: "submit", textContent: "check and draw" });
     form.append(run);
@@ -215,18 +216,16 @@ function field({ name, label, kind, value, choices }) {
   return node;
 }
 
-/** What the form holds now. */
-const held = () => Object.fromEntries([...new FormData(/** @type {any} */ (form))].map(([name, value]) => [name, String(value)]));
-
 /** Ask for the view with what the form holds now. */
 function submit() {
-  ask({ view: tabs.querySelector('[aria-selected="true"]')?.getAttribute("data-view"), inputs: held() });
+  const view = tabs.querySelector('[aria-selected="true"]')?.getAttribute("data-view");
+  ask({ view, inputs: Object.fromEntries([...new FormData(/** @type {any} */ (form))].map(([name, value]) => [name, String(value)])) });
 }
 
-/** Keep what a reader has written for when its view opens again. A link also has what the form does not show. */
+/** Keep what a reader has written for when its view opens again. It is not run then: it may never end. */
 function keep() {
   const view = String(form.dataset.view);
-  if (written()) kept.set(view, judged === written() ? { open: link } : { view, inputs: held() });
+  if (written()) kept.set(view, { view, inputs: {}, ...kept.get(view), text: written() });
 }
 
 for (const tab of all)

@@ -28,7 +28,7 @@ from ppedu.view.explore import Explore, explore
 from ppedu.view.interactive import Interactive, compare, differences
 from ppedu.view.knot import picture
 from ppedu.view.link import decode, encode
-from ppedu.view.model import Data, Panel, Stack
+from ppedu.view.model import Data, Panel
 
 Inputs = dict[str, str]
 MOST_SHOWN = 12  # problems
@@ -65,16 +65,12 @@ class Answer:
 
 
 class Stuck(Interactive):
-    """What the ranks can run of an illegal schedule; it has no makespan, so it is shown without numbers."""
-
-    @property
-    def stack(self) -> Stack:
-        return Stack(self.panels(), bare=True, brief=self.brief)
+    """What the ranks can run of an illegal schedule: it has no makespan and no bubble."""
 
     def state(self) -> Data:
         state = super().state()
         for panel in state["panels"]:
-            panel["summary"] = panel["heading"]
+            panel |= {"numbers": [], "summary": panel["heading"]}
         return state
 
 
