@@ -28,9 +28,10 @@ PACKAGE = HERE.parent / "ppedu"
 # Packages and files of ppedu that the playground uses.
 NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view", "zoo")
 BOARD = ("course/__init__.py", "course/board", "course/progress_file.py")
-# Files that need OR-tools, torch or a real run.
+# Files that need OR-tools, torch or a real run, or write what the page saves without Python.
 OF_RUNS = tuple(f"trace/{name}.py" for name in ("autopsy", "findings", "predict", "profiler", "stragglers"))
-UNUSED = ("search/counters.py", "search/intervals.py", *OF_RUNS)
+SAVING = tuple(f"view/{name}.py" for name in ("html", "perfetto", "plot", "tex"))
+UNUSED = ("search/counters.py", "search/intervals.py", *OF_RUNS, *SAVING)
 # The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.
 PROGRAMS = {
     "playground": (("playground", "examples", "reasons", "said"), (*NO_RANKS, *BOARD), ()),
