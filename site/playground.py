@@ -65,7 +65,7 @@ class Answer:
 
 
 class Stuck(Interactive):
-    """What the ranks can run of an illegal schedule: it has no makespan and no bubble."""
+    """The actions that ranks can run of an illegal schedule, without makespan and bubble."""
 
     def state(self) -> Data:
         state = super().state()

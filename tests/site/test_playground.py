@@ -139,7 +139,7 @@ def test_an_illegal_schedule_is_drawn_as_far_as_it_goes_with_the_reasons():
     assert answer["report"][0].startswith("The schedule is not legal") and answer["state"]
     assert "1B0" in " ".join(answer["report"])
     assert answer["verdict"].startswith("The schedule is not legal. Rank 1, position 0: 1B0 needs 1F0")
-    assert not re.search("makespan [0-9]|bubble", json.dumps(answer["state"])), "a run that does not end has none"
+    assert not re.search("makespan [0-9]|bubble", json.dumps(answer["state"])), "a run that does not end has neither"
     wrong = ask(Playground(), view="write", inputs={"text": "0X0"})
     assert wrong["view"] == "write" and wrong["inputs"][0]["value"] == "0X0", "a link to it shows the text"
 
