@@ -33,9 +33,13 @@ from ppedu.view.model import Data, Panel
 Inputs = dict[str, str]
 MOST_SHOWN = 12  # problems
 OWN = "yours"  # the module's name of a reader's code
-LONGEST = 5  # seconds for a plan
+EFFORT = 0.2  # of a plan: some 5 seconds; seconds themselves would make answers depend on the machine
 LARGE = 10_000  # actions
 MOST_COMPARED = 2_000  # actions; all published schedules of a size are made to recognize one
+SHORTER = (
+    f"The page does {EFFORT:.0%} of pp.plan's usual search, which may find better partitions; effort = 1 in [plan] "
+    "does all of it here."
+)
 PLAN = '''import ppedu as pp
 from pathlib import Path
 from ppedu.planning.question import read
@@ -244,8 +248,10 @@ def show_plan(inputs: Inputs) -> Answer:
             asked = read(path)
         except PipelineError as error:
             raise ParseError(str(error).replace(repr(str(path)), "the question")) from None
-    found = pp.plan(**{"seconds": LONGEST, **asked})
-    return Answer(Interactive(Panel(found.best.timeline())), of_plan(found), code_of_plan(inputs))
+    shorter = {} if {"effort", "seconds"} & asked.keys() else {"effort": EFFORT}
+    found = pp.plan(**asked, **shorter)
+    report = [*of_plan(found), *[SHORTER] * bool(shorter)]
+    return Answer(Interactive(Panel(found.best.timeline())), report, code_of_plan(inputs))
 
 
 def code_of_plan(inputs: Inputs) -> str:

@@ -306,7 +306,7 @@ class Cutting:
                     break
         return cuts
 
-    def _ends(self, most: int) -> bool:
+    def _ends(self, most: float) -> bool:
         """Count a move that is judged. Return whether the search has to end."""
         self.spent += 6 * (self.schedule.stages + self.schedule.ranks)
         return self.spent > most or time.monotonic() > self.until
@@ -329,7 +329,7 @@ class Cutting:
                         low, high = min(giver, taker) + 1, max(giver, taker) + 1
                         yield cuts[:low] + tuple([cut + step for cut in cuts[low:high]]) + cuts[high:]
 
-    def improve(self, more: int) -> None:
+    def improve(self, more: float) -> None:
         """Improve `best` by moving pieces until `more` has been spent. If there are few partitions, try all."""
         stages, count = self.schedule.stages, len(self.pieces)
         if comb(count + stages - 1, stages - 1) <= self.most_tried:
@@ -343,7 +343,7 @@ class Cutting:
                 cuts = dice.choice([*self._moves(cuts)])
             self._climb(cuts, most)
 
-    def _climb(self, cuts: Cuts, most: int) -> None:
+    def _climb(self, cuts: Cuts, most: float) -> None:
         """Go from a partition to better ones until no move helps; what is better than `best` becomes `best`."""
         now, improved = self.worth(cuts), True
         while improved:

@@ -60,6 +60,7 @@ def plan(
     blocking: bool = False,
     barrier: bool = True,
     host_bandwidth: Number | None = None,
+    effort: float = 1,
     seconds: float | None = None,
     progress: Progress | bool | None = None,
     **split: Any,
@@ -96,6 +97,8 @@ def plan(
             not fit, it is then tried with offload, too: as few activations as it takes go to the host and come back
             beside computations (`pp.offload`). It depends on the server more than on the GPU, and few programs
             offload, so by default none is.
+        effort: The part of the usual work for which partitions are improved; 0.2 searches less, and 5 more. The same
+            question has the same answer on every machine.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
         progress: True draws a bar. A function is called with the schedule that is tried, and with the part of the
             search that is done.
@@ -112,6 +115,7 @@ def plan(
     report = reporter(progress)
     if recompute is not None:
         require_instance("recompute", recompute, bool | str, 'True, False, "none", "selective", "full" or None')
+    require_amount("effort", effort, "a number of at least 0")
     until = math.inf
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
@@ -142,16 +146,15 @@ def plan(
             f"and the head; take at most {plural(len(pieces), 'rank')}, or give a number for each piece"
         )
     cuts = None if partition is None else cuts_of(partition, pieces.pieces)
-    may_recompute = recompute in (None, True)
     cut = len(cuts) - 1 if cuts else None
-    candidates = [*_candidates(job, microbatches, names, schedules is not None, cut, may_recompute)]
+    candidates = [*_candidates(job, microbatches, names, schedules is not None, cut, recompute in (None, True))]
     if not candidates:
         stages = f" in {plural(len(cuts) - 1, 'stage')}" if cuts else ""
         raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches{stages}")
     tried = [job.cutting(each, recompute is True and not each.recomputed, until) for each in candidates]
     interrupted = False
     try:
-        _search(job, tried, recompute is None, cuts, report)
+        _search(job, tried, recompute is None, cuts, effort, report)
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -217,13 +220,7 @@ def _require_below_peak(pieces: Pieces, machine: Machine) -> None:
         )
 
 
-def _pieces(
-    model: Model | Pieces,
-    machine: Machine,
-    sequence: int | None,
-    batch: int,
-    split: dict[str, Any],
-) -> Pieces:
+def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch: int, split: dict[str, Any]) -> Pieces:
     """Return the timed pieces of a model. split: How it is split, where it is given."""
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
@@ -359,7 +356,9 @@ def _leaner(job: Workload, search: Cutting, may_recompute: Any) -> list[Cutting]
     return [job.cutting(search.schedule, again, search.until, offload=not again) for again in ways]
 
 
-def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts | None, progress: Progress) -> None:
+def _search(
+    job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts | None, effort: float, progress: Progress
+) -> None:
     """Search for the best partition of each schedule, first quickly for all, then longer for the most promising.
 
     What does not fit, or with uneven stages alone, is tried with recomputation, too; and if even stages do not fit,
@@ -389,9 +388,9 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
     for index, each in enumerate(sorted(tried, key=promise)):
         progress(each.schedule.name, 0.5 + index / len(tried) / 4)
         each.adopt(related(each))
-        each.improve(QUICKLY)
+        each.improve(effort * QUICKLY)
     for index, each in enumerate(sorted(tried, key=promise)):
         progress(each.schedule.name, 0.75 + index / len(tried) / 4)
         better = each.adopt(related(each))
         if better or index < PROMISING:
-            each.improve(LONGER if index < PROMISING else QUICKLY)
+            each.improve(effort * (LONGER if index < PROMISING else QUICKLY))
