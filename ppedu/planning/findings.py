@@ -12,7 +12,7 @@ from ppedu.core.numeric import Number, plural, pretty
 from ppedu.planning.choice import Choice
 from ppedu.planning.partition import KINDS
 from ppedu.planning.pieces import SECONDS
-from ppedu.planning.reasons import GB, Sentence, compared
+from ppedu.planning.reasons import GB, Sentence, above, compared
 from ppedu.sim import Span, Timeline
 from ppedu.zoo.registry import require_registered
 
@@ -94,14 +94,20 @@ def findings(plan: Plan) -> Iterator[Sentence]:
             f"the times {counts} that {best.schedule.name}'s two copies of the model add up their gradients {when}: up "
             "to ", (f"{max(sent):.1f} GB", [why]), f" to send, on rank {sent.index(max(sent))}",
         ]  # fmt: skip
-    if len(plan.choices) > 1 and not plan.choices[1].excess:
-        second = plan.choices[1]
-        yield [f"{second.name}, the runner-up, ", *compared(second, best, unit)]
+    fitting = [each for each in plan.choices if not each.excess]
+    bubbles = [round(each.bubble, 3) for each in fitting]  # as printed: of equals, the best counts
+    least = bubbles.index(min(bubbles))
+    for index, choice in enumerate(fitting):
+        if index and index in (1, least):
+            found = [f"{choice.name}, ", *["the runner-up, "] * (index == 1)]
+            if index == least:
+                found += ["with the least bubble, ", (f"{choice.bubble:.1%}", words(plan, choice)["bubble"]), ", "]
+            yield [*found, *compared(choice, best, unit)]
     too_large = [each for each in plan.choices if each.excess]
     if too_large:
         found = ["too large: "]
         for choice in too_large[:LARGE]:
-            needed = f"{float(max(choice.memory)) / GB:.0f} GB", words(plan, choice)["GB"]
+            needed = f"{above(max(choice.memory), job.machine.memory)} GB", words(plan, choice)["GB"]
             found += ["; " if len(found) > 1 else "", f"{choice.name} (", needed, ")"]
         yield [*found, *([f"; and {len(too_large) - LARGE} more"] if len(too_large) > LARGE else [])]
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from ppedu.core import PipelineError, SettingError
-from ppedu.core.numeric import pretty
+from ppedu.core.numeric import Number, pretty
 from ppedu.planning.choice import Choice, Workload
 from ppedu.zoo import schedule as registered
 
@@ -102,6 +102,12 @@ def explained(choices: Sequence[Choice], unit: str) -> list[Choice]:
     """Return the choices, each with the reason why it is not the best, the first one."""
     best, *others = choices
     return [best, *(replace(each, why=joined(compared(each, best, unit))) for each in others)]
+
+
+def above(size: Number, limit: Number) -> str:
+    """Return a size in GB, with as many digits as show that it is above a limit."""
+    texts = (f"{float(size) / GB:.{digits}f}" for digits in range(10))
+    return next((text for text in texts if float(text) > limit / GB), f"{float(size) / GB}")
 
 
 def joined(sentence: Sentence) -> str:

@@ -16,6 +16,7 @@ import ppedu as pp
 from ppedu.core.numeric import pretty
 from ppedu.planning.fitted import fitted
 from ppedu.planning.presets import MACHINES, MODELS
+from ppedu.planning.reasons import above
 from ppedu.zoo.registry import _entries
 
 WIDTH, SEQUENCE, VOCABULARY = 4096, 8192, 128256
@@ -268,6 +269,25 @@ def test_a_choice_that_does_not_fit_is_never_the_runner_up():
     assert [(each.name, each.excess > 0) for each in plan.choices] == [("1f1b", False), ("gpipe", True)]
     said = " ".join(plan.findings)
     assert "too large: gpipe" in said and "runner-up" not in said
+
+
+def test_a_finding_names_the_least_bubble_where_it_is_not_that_of_the_best():
+    """Recomputation fills ranks with work: in 40 GB, the schedule that waits least is not the fastest."""
+    activation, weights = [0, *[1.1e9] * 32, 6.3e9], [525e6, *[218e6] * 32, 525e6]
+    pieces = pp.Model.measured([0.5, *[12] * 32, 29], activation=activation, weights=weights, unit="ms")
+    asked = {"ranks": 8, "microbatches": 32, "schedules": ["v-min", "gis-h", "dualpipe"], "effort": 0.05}
+    plan = pp.plan(pieces, pp.Machine(memory=40e9), **asked)
+    least = min((each for each in plan.choices if not each.excess), key=lambda each: each.bubble)
+    assert plan.choices.index(least) > 1 and least.name == "dualpipe, recomputing"
+    slower, more = least.step_time / plan.best.step_time - 1, least.busiest - plan.best.busiest
+    said = f"{least.name}, with the least bubble, {least.bubble:.1%}, takes {slower:.1%} longer: its busiest rank"
+    assert [f"{said} works {more:g} ms longer" in each for each in plan.findings].count(True) == 1
+    assert "the least bubble" not in str(pp.plan(pieces, pp.Machine(memory=80e9), **asked)), "it is the best's"
+
+
+@pytest.mark.parametrize(("size", "text"), [(40.6e9, "41"), (40.04e9, "40.04"), (40e9 + 2, "40.000000002")])
+def test_what_is_too_large_is_more_than_the_limit(size, text):
+    assert above(size, 40e9) == text
 
 
 def test_what_would_fit_fits():
