@@ -36,10 +36,7 @@ OWN = "yours"  # the module's name of a reader's code
 EFFORT = 0.2  # of a plan: some 5 seconds; seconds themselves would make answers depend on the machine
 LARGE = 10_000  # actions
 MOST_COMPARED = 2_000  # actions; all published schedules of a size are made to recognize one
-SHORTER = (
-    f"The page does {EFFORT:.0%} of pp.plan's usual search, which may find better partitions; effort = 1 in [plan] "
-    "does all of it here."
-)
+SHORTER = "This is a fifth of pp.plan's usual search; all of it, effort = 1 in [plan], may find better partitions."
 PLAN = '''import ppedu as pp
 from pathlib import Path
 from ppedu.planning.question import read
