@@ -21,6 +21,7 @@ let asked = link !== ""; // whether the address names the view: not before a rea
 let changed = 0; // when the link last changed, in milliseconds
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
 let busy = false;
+let running = ""; // the question that is open, as JSON
 /** @type {boolean | null} */ let legal = null; // the schedule that a reader has written
 let verdict = ""; // on it
 /** @type {string | null} */ let judged = null; // the text that the verdict and the picture are about
@@ -35,10 +36,13 @@ const python = new Python("playground", (slow) => {
 async function ask(question) {
   if (busy) {
     // A widget's change is not of the view that a reader has opened since.
-    if (!next || "widget" in next || !("widget" in question)) next = question;
+    // Enter in a field is a change of it, and then the form's submission: the same question, which is open already.
+    if ("view" in question && JSON.stringify(question) === running) next = null;
+    else if (!next || "widget" in next || !("widget" in question)) next = question;
     return;
   }
   busy = true;
+  running = JSON.stringify(question);
   if ("set" in question) wanted = question.set;
   try {
     receive(await python.ask(question), question.text);
@@ -194,6 +198,8 @@ function fields(view, inputs, text) {
   if (form.dataset.names === names) return;
   form.dataset.names = names;
   form.replaceChildren(...inputs.map((each) => field(each.kind === "area" ? { ...each, value: text ?? each.value } : each)));
+  const question = form.querySelector("[name=question]");
+  if (question) form.prepend(...shortcuts(question));
   if (inputs.some(({ kind }) => kind === "area")) {
     const run = Object.assign(document.createElement("button"), { type: "submit", textContent: "check and draw" });
     form.append(run);
@@ -214,6 +220,28 @@ function field({ name, label, kind, value, choices }) {
   node.className = String(kind);
   node.append(String(label), control);
   return node;
+}
+
+/** Return number fields for lines of a question. They have no names: they edit the text, which is what is asked. @param {any} area */
+function shortcuts(area) {
+  const edited = [["ranks", "ranks", ""], ["microbatches", "microbatches", ""], ["memory", "GB of a GPU", "e9"]];
+  return edited.map(([key, label, unit]) => {
+    const line = new RegExp(`^(${key} *= *)([\\d.]+)${unit}(?![\\w.])`, "m");
+    const node = field({ name: "", label, kind: "number", value: "" });
+    const control = /** @type {HTMLInputElement} */ (node.lastElementChild);
+    if (unit) control.step = "any";
+    const read = () => {
+      control.value = area.value.match(line)?.[2] ?? "";
+      node.hidden = !control.value; // a machine with a name, or a list
+    };
+    area.addEventListener("input", read);
+    control.addEventListener("change", () => {
+      if (control.value) area.value = area.value.replace(line, (/** @type {string} */ _, /** @type {string} */ start) => `${start}${control.value}${unit}`);
+      read();
+    });
+    read();
+    return node;
+  });
 }
 
 /** Ask for the view with what the form holds now. */

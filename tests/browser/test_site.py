@@ -240,6 +240,13 @@ def test_doors_lead_to_lesson_1_and_to_the_playground(playground, address):
     page.get_by_role("link", name="Ask about my run").click()
     expect(page.get_by_role("tab", name="plan")).to_have_attribute("aria-selected", "true", timeout=30_000)
     expect(page.get_by_role("heading", name="Playground")).to_be_in_viewport()
+    question = page.locator("[name=question]")
+    page.get_by_label("GB of a GPU").fill("40")
+    page.get_by_label("GB of a GPU").press("Enter")
+    expect(question).to_have_value(re.compile("^memory = 40e9  # bytes", re.MULTILINE))
+    question.fill('machine = "h100"\n[plan]\nranks = 4\nmicrobatches = [8, 16]')
+    expect(page.get_by_label("ranks")).to_have_value("4")
+    expect(page.locator("form label.number:visible")).to_have_count(1)
     page.get_by_role("link", name="Play with schedules").click()
     expect(page.get_by_role("tab", name="explore")).to_have_attribute("aria-selected", "true", timeout=30_000)
 
