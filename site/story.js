@@ -145,10 +145,13 @@ async function begin() {
 /** Show the story, once it is wanted. */
 async function open() {
   told = await (await fetch("story.json")).json();
-  widgets = [told.one, told.two].map((states, k) => mount(scenes[k + 1], states[0]));
-  shown.fill(1);
   for (const each of all("[data-why]")) each.replaceWith(...tell([told.why[String(each.dataset.why)]]));
   draw();
+  for (const [k, states] of [told.one, told.two].entries()) {
+    await new Promise((resolve) => setTimeout(resolve)); // a task for each, between which the page answers
+    widgets[k] = mount(scenes[k + 1], states[0]);
+  }
+  shown.fill(1);
   steps.forEach((each, k) => {
     each.addEventListener("click", () => {
       stop();

@@ -132,7 +132,10 @@ export class Figure {
     while (this.panels.length < panels.length) this.panels.push(createPlace(this, this.panels.length));
     this.describePanels();
     this.explain();
-    this.paint(); // now and not with the next frame, because a learner who moves a slider waits for it
+    // Now and not with the next frame, because a learner who moves a slider waits for it. The first picture has a task
+    // of its own: building what is around it takes as long.
+    if (this.root.dataset.painted) this.paint();
+    else this.draw();
   }
 
   /** @param {number} n */

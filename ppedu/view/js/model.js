@@ -235,8 +235,9 @@ export class Timeline {
     for (let row = rank; row < this.rows.length - 1; row += this.data.ranks)
       for (let i = this.rows[row]; i < this.rows[row + 1]; i++) {
         const last = part[i] === 1 ? i + 1 : i;
-        for (let k = i; k <= last; k++) add(start[k], change(k)[0]);
-        for (let k = i; k <= last; k++) add(end[k], -change(k)[1]);
+        const both = last > i ? [change(i), change(last)] : [change(i)];
+        both.forEach(([held], k) => add(start[i + k], held));
+        both.forEach(([, freed], k) => add(end[i + k], -freed));
         i = last;
       }
     if (this.lanes > 1) steps.sort((a, b) => a[0] - b[0] || a[1] - b[1]); // what ends frees its memory for what starts
