@@ -151,13 +151,10 @@ def test_an_interrupt_ends_the_cell_and_its_ranks(kernel, failed, tmp_path, gone
 
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
-    cell = failed(f"""%%torchrun -n 2
-import os, time
-from pathlib import Path
-Path({str(tmp_path)!r}, str(os.getpid())).touch()
-time.sleep(1000)""")
+    line = f"Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(1000)"
+    cell = failed(f"%%torchrun -n 2\nimport os, time\nfrom pathlib import Path\n{line}")
     interrupter.join()
-    lines = ["rank 0 is at line 5: time.sleep(1000)", "rank 1 is at line 5: time.sleep(1000)"]
+    lines = [f"rank {rank} is at line 4: {line}" for rank in (0, 1)]
     assert cell.traceback.splitlines() == ["interrupted", *lines]
     assert gone(int(path.name) for path in tmp_path.iterdir())
 
