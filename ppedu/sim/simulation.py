@@ -33,9 +33,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
 
     Raises:
         ScheduleError: The schedule is not legal, or its ranks would wait forever because links are occupied.
-        SettingError: The costs do not match the number of stages or microbatches, or lack a link. Or links are occupied
-            and the schedule is not lowered. Or stages are on two ranks and there is no barrier: at the end of a step,
-            these wait for each other's gradients.
+        SettingError: The costs do not match the number of stages or microbatches, or lack a link. Links are occupied,
+            and the schedule is not lowered. A stage is on two ranks, which add up their gradients at the end of a step,
+            and there is no barrier.
     """
     require_schedule("simulate", schedule)
     schedule.validate()
