@@ -61,7 +61,7 @@ class Cutting:
     sizes: dict[tuple[int, Held], Number] = field(default_factory=dict)
     excesses: dict[Cuts, Any] = field(default_factory=dict, init=False)  # of this limit: not copied
     timed: ClassVar[Sequence[str]] = TIMES  # of the costs, those that it gives
-    most_tried: ClassVar[int] = 4000  # of up to so many partitions, all are tried
+    most_tried: ClassVar[int] = 4000  # the most partitions of which all are tried
 
     @cached_property
     def sums(self) -> dict[str, list[Any]]:
