@@ -161,8 +161,9 @@ class GradientSync:
         """
         self._incomplete = set(stages)
         self._means, self._earlier, self.loss_scale = [], [], loss_scale
-        weights = self.weights
-        if loss_scale == 1:  # the gradients of other weights can be added to those of earlier steps
+        if loss_scale != 1:
+            weights = self.weights
+        else:  # the gradients of weights that are not shared can be added to those of earlier steps
             weights = list(dict.fromkeys(weight for _, shared in self.shared for same in shared for weight in same))
         for weight in weights:
             if weight.grad is not None:
@@ -224,7 +225,7 @@ class GradientSync:
         last = self.placement.stages - 1
         if last in weights or self.placement.barriers:  # a shared head needs them on all ranks
             parts = counts or samples
-            total = int(self.gather_replicas(torch.tensor([sum(parts)])).sum())
+            total = sum(parts) if self.replicas is None else int(self.gather_replicas(torch.tensor([sum(parts)])).sum())
             weights[last] = [Fraction(part * self.replica_count, total) for part in parts]
         return weights
 

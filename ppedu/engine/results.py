@@ -114,11 +114,13 @@ def read(rows: torch.Tensor, schedule: Schedule, gather: Callable[[torch.Tensor]
         gather: as `GradientSync.gather_replicas`.
     """
     end = 1 + schedule.microbatches  # of the losses
-    times, double, norms = rows[:, end:-2], rows[:, -2], rows[:, -1]
-    dtype = torch.float64 if double.any() else torch.float32
-    loss, losses = rows[:, :end].sum(0).split([1, schedule.microbatches])
-    losses = losses.to(dtype)
-    loss = loss + (0 * losses).sum()  # NaN if any of them is not finite, since other replicas see only the sum
-    everywhere = gather(torch.cat([loss, norms.norm()[None]])).cpu()
-    norm = float(everywhere[0, 1])  # each replica computes it, and all use that of the first
-    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, times, norm)
+    loss, *losses = rows[:, :end].sum(0).tolist()
+    doubles, norms = rows[:, -2:].T.tolist()
+    dtype = torch.float64 if any(doubles) else torch.float32
+    if not all(map(math.isfinite, losses)):
+        loss = math.nan  # other replicas see only the sum
+    everywhere = gather(torch.tensor([loss, math.hypot(*norms)], dtype=torch.float64)).tolist()
+    loss = sum(each for each, _ in everywhere) / len(everywhere)
+    norm = everywhere[0][1]  # each replica computes it, and all use that of the first
+    numbers = torch.tensor(loss, dtype=dtype), torch.tensor(losses, dtype=dtype)
+    return Results(schedule, *numbers, rows[:, end:-2], norm)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 LONGEST_PAUSE = 1e-3  # seconds between two looks at a mark
 
 
+@cache
 def is_queue(device: torch.device) -> bool:
     """Return whether the device has a queue."""
     return device.type == "cuda"

@@ -324,7 +324,7 @@ class Stage:
             set_random_state(self.device, random)
             y = self._output(xs, keywords, received, needed=True)
             if self._loss_fn and len(self.targets):
-                y = self._weigh(microbatch, self._loss(microbatch, y), self.loss_scale)
+                y = self._scale(self._weigh(microbatch, self._loss(microbatch, y)))
         self._hold(microbatch, xs if received else (), y, keywords.get("past"))
 
     def record(self, microbatch: int, loss: Any) -> torch.Tensor:
@@ -337,16 +337,19 @@ class Stage:
             )
         before = self.losses.get(microbatch)
         self.losses[microbatch] = loss.detach() if before is None else before + loss.detach()
-        self._weighted.append(self._weigh(microbatch, loss.detach()))
-        return self._weigh(microbatch, loss, self.loss_scale)
+        weighted = self._weigh(microbatch, loss)
+        self._weighted.append(weighted.detach())
+        return self._scale(weighted)
 
-    def _weigh(self, microbatch: int, loss: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Return a loss times the microbatch's weight, and times `scale`."""
+    def _weigh(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss times the microbatch's weight."""
         weight = self.loss_weights[microbatch]
         if weight.numerator > 1:
             loss = loss * weight.numerator
-        weighted = loss / weight.denominator
-        return weighted if scale == 1 else weighted * scale
+        return loss / weight.denominator
+
+    def _scale(self, weighted: torch.Tensor) -> torch.Tensor:
+        return weighted if self.loss_scale == 1 else weighted * self.loss_scale
 
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[Held, list[Any]]:
         """Return a microbatch's graph, and for each of its edges a gradient; None for that of a loss."""
