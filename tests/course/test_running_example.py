@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ppedu as pp
 from ppedu.course.exercises.common import learner_schedule
-from ppedu.course.exercises.my_pipeline import mine
 from ppedu.course.project import GB
 from ppedu.notebook import heron
 from ppedu.run import GPT, GPTConfig
@@ -104,7 +103,7 @@ def with_head(schedule, cluster=heron):
     return pp.simulate(schedule, replace(cluster.costs(RANKS), forward=forward))
 
 
-def test_what_the_head_changes_is_as_lessons_9_10_12_and_14_say():
+def test_what_the_head_changes_is_as_lessons_9_10_and_12_say():
     chunks = with_head(pp.schedule("interleaved", RANKS, 32, chunks=4))
     names = "1f1b", "zb-h1", "zb-v", "dualpipe"
     steps = {name: with_head(pp.schedule(name, RANKS, 32)) for name in names}
@@ -113,7 +112,3 @@ def test_what_the_head_changes_is_as_lessons_9_10_12_and_14_say():
     assert steps["zb-v"].makespan < min(chunks.makespan, steps["zb-h1"].makespan, steps["1f1b"].makespan)
     saved = steps["zb-v"].makespan - steps["dualpipe"].makespan
     assert f"{saved:.2f}" == "0.26"  # DualPipe takes 2.37 - 1.33 s longer to add up gradients: lesson 12's last table
-
-    slow = replace(heron, sequence=16_384, link=heron.link / 4)
-    yours, zb_v = learner_schedule(mine, RANKS, 32), pp.schedule("zb-v", RANKS, 32)
-    assert with_head(yours, slow).makespan == pytest.approx(with_head(zb_v, slow).makespan, rel=0.003)
