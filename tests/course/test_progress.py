@@ -113,8 +113,10 @@ def test_each_call_gives_the_next_hint_and_costs_the_second_star(folder, capsys,
     progress()
     assert "03.1 ☆☆" in capsys.readouterr().out, "reading a hint does not solve an exercise"
     check_answer("03.1", eval(RIGHT))
-    progress()
-    assert "03.1 ★☆" in capsys.readouterr().out
+    progress(3)
+    assert capsys.readouterr().out.splitlines()[-1] == "lesson 3  03.1 ★☆  03.2 ☆☆  03.3 ☆☆"
+    with pytest.raises(SettingError, match="lesson 17 has no exercises; give a number from 1 to 16"):
+        progress(17)
 
 
 def test_hints_read_after_the_exercise_is_solved_cost_nothing(capsys, with_hints):

@@ -150,22 +150,32 @@ def _show_button(exercise: str, count: int) -> None:
     publish({**data, "text/plain": f"{exercise} has {plural(count, 'hint')}."})
 
 
-def progress() -> None:
+def progress(lesson: int | None = None) -> None:
     """Show the stars so far, in all notebooks of this folder: of the exercises, and of the puzzle's levels.
 
     An exercise has two stars if it was solved without a hint, and one if with a hint.
 
+    Args:
+        lesson: The number of a lesson, to show the stars of its exercises only.
+
     Raises:
-        SettingError: `progress.txt` in this folder, which records them, cannot be read.
+        SettingError: There is no such lesson; or `progress.txt` in this folder, which records the stars, cannot be
+            read.
     """
+    shown = [name for name in EXERCISES if lesson is None or name[:2] == str(lesson).zfill(2)]
+    if not shown:
+        raise SettingError(f"lesson {lesson} has no exercises; give a number from 1 to {max(EXERCISES)[:2]}")
     try:
         events = recorded()
     except OSError as error:
         raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
     solved = stars_by_exercise(events)
     rows = []
-    for lesson, names in groupby(EXERCISES, key=lambda name: name[:2]):
-        rows += _rows(f"lesson {int(lesson)}", [f"{name} {stars(solved.get(name, 0), 2)}" for name in names])
+    for number, names in groupby(shown, key=lambda name: name[:2]):
+        rows += _rows(f"lesson {int(number)}", [f"{name} {stars(solved.get(name, 0), 2)}" for name in names])
+    if lesson is not None:
+        show(*table(rows))
+        return
     rows += _rows("board", [f"{level} {stars(events.get(f'board {level}', 0), MOST_STARS)}" for level in LEVELS])
     html, text = table(rows)
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
