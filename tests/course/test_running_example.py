@@ -95,20 +95,18 @@ def test_the_heads_time_makes_the_bubble_as_large_as_lesson_0_says():
         assert f"{bubble:.1%}" == "26.3%"
 
 
-def with_head(schedule, cluster=heron):
+def with_head(schedule):
     """Return a step in which the last stage also takes the head's time."""
-    head = 2 * cluster.sequence * cluster.vocabulary * cluster.width / (cluster.node * cluster.speed)
-    forward = [cluster.layers / schedule.stages * cluster.layer_time] * schedule.stages
+    head = 2 * heron.sequence * heron.vocabulary * heron.width / (heron.node * heron.speed)
+    forward = [heron.layers / schedule.stages * heron.layer_time] * schedule.stages
     forward[-1] += head
-    return pp.simulate(schedule, replace(cluster.costs(RANKS), forward=forward))
+    return pp.simulate(schedule, replace(heron.costs(RANKS), forward=forward))
 
 
-def test_what_the_head_changes_is_as_lessons_9_10_and_12_say():
+def test_the_head_makes_waiting_longer_and_zb_v_stays_the_fastest():
     chunks = with_head(pp.schedule("interleaved", RANKS, 32, chunks=4))
-    names = "1f1b", "zb-h1", "zb-v", "dualpipe"
+    names = "1f1b", "zb-h1", "zb-v"
     steps = {name: with_head(pp.schedule(name, RANKS, 32)) for name in names}
-    bubbles = [f"{step.bubble:.1%}" for step in (steps["1f1b"], chunks, steps["zb-v"], steps["dualpipe"])]
-    assert bubbles == ["26.3%", "18.9%", "15.1%", "9.4%"]
+    bubbles = [f"{step.bubble:.1%}" for step in (steps["1f1b"], chunks, steps["zb-v"])]
+    assert bubbles == ["26.3%", "18.9%", "15.1%"]
     assert steps["zb-v"].makespan < min(chunks.makespan, steps["zb-h1"].makespan, steps["1f1b"].makespan)
-    saved = steps["zb-v"].makespan - steps["dualpipe"].makespan
-    assert f"{saved:.2f}" == "0.26"  # DualPipe takes 2.37 - 1.33 s longer to add up gradients: lesson 12's last table
