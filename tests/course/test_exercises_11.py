@@ -11,8 +11,8 @@ from answers import (  # noqa: F401
     worked_longer,
 )
 
-from ppedu import Costs, simulate
-from ppedu.course.exercises.synthetic import SLOW_RANKS, profiled
+from ppedu import Costs, Run, schedule, simulate
+from ppedu.course.exercises.synthetic import SLOW_RANKS, cluster, profiled
 
 RIGHT = {}
 WRONG = {}
@@ -120,6 +120,21 @@ WRONG["11.2"] = {
     "the first": (lambda _, cures: next(iter(cures)), "chooses 'zb-h1'"),
     "forgets return": (lambda *_: None, "is a return missing?"),
 }
+
+
+def test_in_1f1b_a_heavy_last_stage_costs_more_than_a_heavy_first_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run.load(cluster())
+    first, last = (
+        run.predict(run.schedule, layers=([8, 8, 8, 8], layers)).makespan for layers in ([10, 9, 9, 4], [9, 9, 9, 5])
+    )
+    assert last > 1.02 * first
+    costs = run.costs()
+    of_layers = [sum(times) / 8 for times in zip(costs.forward[:1], costs.backward[:1], strict=True)]
+    head = costs.forward[3] + costs.backward[3] - 8 * of_layers[0]
+    assert abs(10 * of_layers[0] / (5 * of_layers[0] + head) - 1) < 0.01, "the busiest rank works as long"
+    heavy = [simulate(schedule("1f1b", 4, 8), Costs([2 if s == stage else 1 for s in range(4)])) for stage in (0, 3)]
+    assert heavy[0].makespan < heavy[1].makespan
 
 
 # Exercise 3: the slow workers
