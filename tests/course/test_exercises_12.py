@@ -1,10 +1,12 @@
 """Lesson 12: copies of the model and DualPipeV's idle time: equivalent answers are accepted, wrong ones explained."""
 
+from dataclasses import replace
+
 import pytest
 import stepper
 from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
 
-from ppedu import schedule
+from ppedu import schedule, simulate
 from ppedu.course.exercises.lesson_12 import (
     draw_streams,
     one_after_the_other,
@@ -12,6 +14,7 @@ from ppedu.course.exercises.lesson_12 import (
     parts,
     simulate_streams,
 )
+from ppedu.notebook import heron
 
 RIGHT = {}
 WRONG = {}
@@ -164,6 +167,25 @@ def ends(spans):
 def test_a_pair_hides_a_third_of_its_time():
     assert ends(simulate_streams(one_after_the_other(), parts())) == 3
     assert ends(simulate_streams(paired(), parts())) == 2
+
+
+def test_a_pair_is_shorter_still_if_it_splits_the_backward():
+    known = parts()
+    for kind in ("experts", "attention"):
+        whole = known[f"B {kind} 0"]
+        known[f"B {kind} 0"] = half = whole._replace(time=whole.time / 2)  # I; the next message needs no more
+        known[f"W {kind} 0"] = half._replace(after=f"B {kind} 0")
+    compute, network = paired().values()
+    compute = [*compute[:3], "W experts 0", *compute[3:], "W attention 0"]
+    spans = simulate_streams({"compute": compute, "network": network}, known)
+    assert len(spans) == len(known) and ends(spans) == 1.75
+
+
+def test_zb_v_is_slower_with_a_short_w():
+    costs = heron.costs(8)
+    short = replace(costs, input=1.5 * costs.forward, weight=0.5 * costs.forward)
+    usual, slower = (simulate(schedule("zb-v", 8, 32), each).makespan for each in (costs, short))
+    assert round(usual, 2) == 3.64 and round(slower, 2) == 3.79
 
 
 def test_the_streams_are_drawn():
