@@ -47,8 +47,8 @@ LESSONS = [
     ),
     Lesson(12, "two directions, and what a copy costs", "dualpipe, dualpipev", ("two copies",)),
     Lesson(13, "a sequence in slices that take equally long", "seq1f1b, pp.prefill"),
-    Lesson(14, "an order of your own, and the best one", "pp.register, pp.search"),
-    Lesson(15, "move work first, then choose a schedule", "pp.plan, pp.calibrate"),
+    Lesson(14, "an order of your own, and the best one", "pp.register, pp.explore"),
+    Lesson(15, "move work first, then choose a schedule", "pp.plan, pp.Machine"),
 ]
 PLAIN, TOOLS, FOUND = "#7f7f7f", "#3b76b8", "#c2701c"
 # Where each column begins, and its color.

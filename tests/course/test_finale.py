@@ -196,7 +196,7 @@ SAID = {
     "crossed messages": "both send first",
     "gradients newest first": "newest first",
     "too many chunks": "**grows again**",
-    "late weight gradients": "Delaying a W costs memory",
+    "late weight gradients": "catch is memory",
     "imbalance": "*imbalance*",
     "slow node": "*slow worker*",
     "slow link": "*messages*",
@@ -278,8 +278,12 @@ def test_a_case_is_kept_until_another_is_drawn(folder):
         ("loss not divided", None, "1111"),
         ("norm per stage", None, "0000"),
         ("tied copies drift apart", None, "1001"),
+        ("gradients newest first", (0, 1), "1001"),
         ("gradients newest first", (1, 2), "1101"),
+        ("gradients newest first", (2, 3), "1111"),
+        ("one receive buffer", 1, "0100"),
         ("one receive buffer", 2, "0010"),
+        ("one receive buffer", 3, "0001"),
     ],
 )
 def test_a_planted_bug_shows_in_the_gradients_of_its_ranks(bug, where, off):
@@ -287,5 +291,9 @@ def test_a_planted_bug_shows_in_the_gradients_of_its_ranks(bug, where, off):
     trained = train(4, bug, where)
     assert "".join(str(int(before > 1e-4)) for before, _ in trained.off) == off
     assert (max(after for _, after in trained.off) > 1e-4) == (bug not in ("", "loss not divided"))
+    equally = {round(before, 4) for before, _ in trained.off} == {3.0}
+    assert equally == (bug == "loss not divided")
+    between = min(after for _, after in trained.off[1:-1])
+    assert (off == "1001" and between > 0.1) == (bug == "tied copies drift apart")
     assert trained.losses[-1] < trained.losses[0], "the loss falls"
     assert not bug or bug in FIXES

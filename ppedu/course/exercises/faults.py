@@ -65,7 +65,7 @@ def changed(
         schedule: Another order, number of microbatches or placement. The sequences and the layers on a rank stay.
         layers: The layers in each stage; their sum stays.
         node: A replica and a rank, whose node is replaced.
-        link: Two ranks, whose cable is replaced.
+        link: Two ranks; the switch between them, which both replicas use, is replaced.
         quiet: A rank on which nothing else runs during a step: no garbage collection, no other process.
         repack: A microbatch that is cut to the usual length; the others get the rest of it.
         code: One of FIXES, which is applied to the training program.
@@ -122,6 +122,7 @@ def _evened(parts: Sequence[float], index: int) -> tuple[float, ...]:
 # Where a fault may be: what to name as its place, and a function that lists all such places of a job.
 
 RANK = ("a rank", lambda setup: range(setup.ranks))
+RECEIVER = ("a rank", lambda setup: range(1, setup.ranks))  # rank 0 receives no activations
 LINK = ("two neighboring ranks", lambda setup: [*pairwise(range(setup.ranks))])
 NODE = ("a replica and a rank", lambda setup: [*product(range(REPLICAS), range(setup.ranks))])
 STAGE = ("a stage", lambda setup: range(setup.schedule.stages))
@@ -262,7 +263,7 @@ _BUGS: dict[str, tuple[str, Where, str]] = {
     ),
     "one receive buffer": (
         "a rank receives all activations into the same memory",
-        RANK,
+        RECEIVER,
         "receive into a new tensor",
     ),
 }
