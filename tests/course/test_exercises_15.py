@@ -30,6 +30,28 @@ def test_the_lessons_busiest_rank_has_five_layers():
     assert least_busiest(TIMES, 8) == 60
 
 
+def test_sharing_only_the_head_would_not_help_but_sharing_stages_in_pairs_does():
+    *layers, head = TIMES[1:]
+
+    def most_layers(limit, own):
+        return [int((limit - each) // layers[0]) for each in own]
+
+    under = 60 - 1e-6  # the two ranks that share the head have three layers, the others four: 30 of 32
+    assert sum(most_layers(under, [head / 2] * 2 + [0] * 6)) == 30 < len(layers)
+    # DualPipe's cut in the lesson: rank 1 has stages of four and five layers, each for half of the microbatches.
+    best = pp.plan(
+        pp.Model.measured(TIMES, unit="ms"), pp.Machine(1e9, latency=0.5), 8, 32, replicas=2, schedules=["dualpipe"]
+    ).best
+    busiest = [best.step_time - idle for idle in best.timeline().idle]
+    assert max(busiest) == pytest.approx(32 * 3 * 4.5 * 12)
+    assert sorted(len(best.partition[stage]) for stage in best.schedule.placement.stages_of(1)) == [4, 5]
+
+
+def test_the_last_rank_of_zb_h1_keeps_eight_microbatches():
+    last = {name: pp.simulate(pp.schedule(name, 8, 32)).peak_activations[-1] for name in ("1f1b", "zb-h1")}
+    assert last == {"1f1b": 1, "zb-h1": 8}
+
+
 def equal(times, ranks):
     stages = 2 * ranks
     return [len(times) * (stage + 1) // stages - len(times) * stage // stages for stage in range(stages)]
