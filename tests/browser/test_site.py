@@ -696,7 +696,7 @@ def test_a_lesson_runs_in_its_page_and_a_reader_writes_into_it(visit):
     lesson = visit(path="book/notebooks/05_1f1b.html")
     lesson.get_by_role("button", name="run this lesson").click()
     expect(lesson.locator(".live")).to_contain_text("Edit a cell", timeout=60_000)
-    assert lesson.locator(".wrong").count() == 0 and lesson.locator(".recorded").count() == 7
+    assert lesson.locator(".wrong").count() == 0 and lesson.locator(".recorded").count() == 6
     assert lesson.locator(".cell_output .ppedu canvas").count() >= 2
     assert not [each["id"] for each in Axe().run(lesson).response["violations"] if each["impact"] in FAULTS]
     first = lesson.get_by_role("textbox", name="code of cell 1", exact=True)
