@@ -188,7 +188,7 @@ def test_the_course_map_names_every_fault_once():
     assert all(told.count(name) == 1 for name in FAULTS)
 
 
-# Words from the lesson of each fault. The museum, which lesson 7 opens, has exhibits with the names of bugs.
+# Words from the lesson of each fault. The museum, which lesson 7 names, has exhibits with the names of bugs.
 SAID = {
     "too few microbatches": "microbatches per rank",
     "illegal order": "pp.check",
