@@ -14,7 +14,7 @@ from ppedu.sim import Timeline
 HERE = Path(__file__).parent
 FILE = "recorded.json"  # by cell: the variable that holds the results, and the result of each rank
 SAME = {"dict": [["as rank 0", True]]}  # in place of a rank's result
-LESSONS = ("02", "03", "05", "07", "08", "09", "10", "12", "14")
+LESSONS = ("02", "03", "05", "07", "08", "09", "12", "14")
 
 
 def key(source: str) -> str:
