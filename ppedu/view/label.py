@@ -24,7 +24,7 @@ def label(text: str) -> str:
 
 
 def packed(numbers: Sequence[int | float]) -> str:
-    """Return numbers as text that `unpack` in model.js reads: "" if all are 0.
+    """Return numbers as text that `unpack` in unpack.js reads: "" if all are 0.
 
     Each has 8 bytes, or 1, 2 or 4 where all are whole and not negative.
     """

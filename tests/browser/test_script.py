@@ -200,7 +200,7 @@ PICTURES = """([data, width, views, look, part = "whole"]) => {
   const all = views.map(view => {
     const layout = new script.Layout(timeline, look, width, view ?? { left: 0, right: timeline.data.makespan }, part);
     const context = new script.SvgContext(width, layout.height);
-    script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most });
+    script.atOnce(script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most }));
     main.innerHTML = context.text();
     main.querySelector("g").remove(); // what is clipped: the boxes and their numbers
     return [layout.height, [...main.querySelectorAll("text")].map(each => {
@@ -274,7 +274,7 @@ LABELS = """([data, look, width]) => {
   const palette = new script.Palette(data, "op");
   const layout = new script.Layout(timeline, look, width, { left: 0, right: data.makespan });
   const context = new script.SvgContext(width, layout.height);
-  script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
+  script.atOnce(script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 }));
   const svg = new DOMParser().parseFromString(context.text(), "image/svg+xml");
   return [...svg.querySelectorAll("g text")].map(each => each.textContent);
 }"""
@@ -564,7 +564,7 @@ def test_any_name_fits_into_a_well_formed_svg(page):
           const palette = new script.Palette(timeline.data, "op");
           const layout = new script.Layout(timeline, look, 1200, { left: 0, right: timeline.data.makespan });
           const context = new script.SvgContext(1200, layout.height);
-          script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
+          script.atOnce(script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 }));
           return [context.text()];
         }""",
         [json.dumps(data), LOOK],
@@ -664,14 +664,41 @@ def test_a_move_is_shown_before_it_is_made(page):
 
 PIXELS = """async ([state, places]) => {
   const built = script.mount(document.querySelector('main'), JSON.parse(state));
-  await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-  const { figure } = built, layout = figure.layout(0), context = figure.panels[0].base.getContext('2d');
+  const { figure } = built, layout = figure.layout(0);
+  while (!figure.root.dataset.painted) await new Promise(requestAnimationFrame);
+  const context = figure.panels[0].base.getContext('2d');
   const found = places.map(([rank, time]) =>
     [...context.getImageData(layout.x(time), layout.y(rank, 0.36), 1, 1).data].slice(0, 3));
   built.figure.destroy();
   document.querySelector('main').replaceChildren();
   return found;
 }"""
+
+
+LARGE = """async ([small, large]) => {
+  const [first, second] = [small, large].map(JSON.parse);
+  const built = script.mount(document.querySelector('main'), first), { figure } = built, [place] = figure.panels;
+  const next = () => new Promise(requestAnimationFrame);
+  while (!figure.root.dataset.painted) await next();
+  const [base, painted] = [place.base, figure.root.dataset.painted];
+  const stays = () => place.base === base && figure.root.dataset.painted === painted;
+  built.update(second);
+  const found = [stays()];
+  while (figure.root.dataset.painted === painted) await next();
+  found.push(place.base !== base && place.holder.firstChild === place.base && place.shown === figure.timelines[0]);
+  built.update(second);
+  built.update(first);
+  for (let frame = 0; frame < 20; frame++) await next();
+  found.push(place.shown === figure.timelines[0] && figure.timelines[0].count < 100);
+  figure.destroy();
+  document.querySelector('main').replaceChildren();
+  return found;
+}"""
+
+
+def test_a_large_picture_replaces_the_one_before_once_it_is_complete(page):
+    small, large = (json.dumps(pp.simulate(pp.schedule("gpipe", 4, m)).show().state()) for m in (8, 1600))
+    assert page.evaluate(LARGE, [small, large]) == [True, True, True]
 
 
 def test_a_pixel_has_the_mean_colour_of_very_many_boxes(page):

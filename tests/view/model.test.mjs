@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Timeline, largest, pretty, ticks, unpack } from "../../ppedu/view/js/model.js";
+import { Timeline, largest, pretty, ticks } from "../../ppedu/view/js/model.js";
+import { unpack } from "../../ppedu/view/js/unpack.js";
 
 /** Numbers as Python sends them. */
 const packed = (numbers, Type = Uint8Array) => Buffer.from(new Type(numbers).buffer).toString("base64");

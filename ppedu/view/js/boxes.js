@@ -34,11 +34,12 @@ const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
  * @param {Layout} layout
  * @param {Style} style
  * @param {number[]} boxes
+ * @returns {Generator<void, void>} work for `atOnce` or `inTasks`
  */
-export function paintBoxes(context, layout, style, boxes) {
+export function* paintBoxes(context, layout, style, boxes) {
   const { ink, look } = style;
   const { copy, mark } = layout.timeline.boxes;
-  if (boxes.length > MANY && !(context instanceof SvgContext)) paintPixels(context, layout, style, boxes);
+  if (boxes.length > MANY && !(context instanceof SvgContext)) yield* paintPixels(context, layout, style, boxes);
   else paintRectangles(context, layout, style, boxes);
   for (const i of boxes) {
     if (!copy[i] && !mark[i]) continue;
@@ -57,8 +58,9 @@ export function paintBoxes(context, layout, style, boxes) {
  * @param {Layout} layout
  * @param {Style} style
  * @param {number[]} boxes
+ * @returns {Generator<void, void>}
  */
-function paintPixels(context, layout, { look, palette }, boxes) {
+function* paintPixels(context, layout, { look, palette }, boxes) {
   const { rank, start, end, op, stage, microbatch, chunk, part } = layout.timeline.boxes;
   const ratio = context.canvas.width / layout.width;
   const [from, to] = [layout.left * ratio, layout.right * ratio].map(Math.round);
@@ -66,7 +68,9 @@ function paintPixels(context, layout, { look, palette }, boxes) {
   const halves = part.some(Boolean) ? 2 : 1; // a line of pixels for each half of an overlapped pair
   const lines = halves * (layout.timeline.rows.length - 1);
   const sums = new Float32Array(width * lines * 4);
-  for (const i of boxes) {
+  for (let k = 0; k < boxes.length; k++) {
+    if (k % 1024 === 1023) yield;
+    const i = boxes[k];
     const { rgb } = palette.of(op[i], stage[i], microbatch[i], chunk[i]);
     const [begin, over] = [layout.x(start[i]), layout.x(end[i])];
     const left = Math.max(0, begin * ratio - from);
@@ -83,12 +87,15 @@ function paintPixels(context, layout, { look, palette }, boxes) {
   }
   const small = /** @type {OffscreenCanvasRenderingContext2D} */ (new OffscreenCanvas(width, lines).getContext("2d"));
   const image = small.createImageData(width, lines);
+  const { data } = image; // outside the loop, because each look-up calls the browser
+  yield;
   for (let at = 0; at < sums.length; at += 4) {
     const covered = sums[at + 3];
     if (!covered) continue;
-    for (let channel = 0; channel < 3; channel++) image.data[at + channel] = sums[at + channel] / covered;
-    image.data[at + 3] = 255 * Math.min(1, covered) * (layout.pale ? 1 - look.pale : 1);
+    for (let channel = 0; channel < 3; channel++) data[at + channel] = sums[at + channel] / covered;
+    data[at + 3] = 255 * Math.min(1, covered) * (layout.pale ? 1 - look.pale : 1);
   }
+  yield;
   small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
   for (let line = 0; line < lines; line++) {

@@ -133,3 +133,15 @@ export function fitted(canvas, width, height, ratio = devicePixelRatio) {
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return context;
 }
+
+/**
+ * Return the background color behind a node.
+ * @param {HTMLElement | null} node
+ */
+export function behind(node) {
+  for (; node; node = node.parentElement) {
+    const color = getComputedStyle(node).backgroundColor;
+    if (color && color !== "transparent" && !color.endsWith(", 0)")) return color;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "rgb(30, 30, 30)" : "rgb(255, 255, 255)";
+}

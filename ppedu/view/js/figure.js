@@ -1,7 +1,7 @@
 // @ts-check
 // A figure: timelines under each other on one time axis, with a toolbar, a line of explanation and a legend.
 
-import { button, element, fitted, menu } from "./elements.js";
+import { behind, button, element, fitted, menu } from "./elements.js";
 import { Layout } from "./layout.js";
 import { describeColors } from "./legend.js";
 import { Timeline } from "./model.js";
@@ -9,6 +9,7 @@ import { paintOver } from "./over.js";
 import { paint } from "./painting.js";
 import { Palette } from "./palette.js";
 import { createPlace } from "./pointing.js";
+import { atOnce, inTasks } from "./tasks.js";
 import { icon, toolbar } from "./toolbar.js";
 import { layOver } from "./why.js";
 import { placeTip, sentence } from "./words.js";
@@ -25,6 +26,7 @@ import { placeTip, sentence } from "./words.js";
  * @typedef {import("./pointing.js").Place} Place
  */
 
+const LARGE = 10_000; // boxes: painting them for the first time takes so long that it has tasks of its own
 const THEME = ["class", "style", "theme", "data-theme", "data-jp-theme-light", "data-jp-theme-name"];
 
 /** Timelines under each other on one time axis, with a toolbar, a line of explanation and a legend. */
@@ -108,6 +110,7 @@ export class Figure {
     this.themes.disconnect();
     this.scheme.removeEventListener("change", this.redraw);
     cancelAnimationFrame(this.frame);
+    for (const place of this.panels) place.painted = []; // ends what is being painted
   }
 
   /**
@@ -354,9 +357,14 @@ export class Figure {
       const shown = [timeline, this.lanes, left, right, this.by, this.most];
       const painted = [...shown, width, layout.height, ink, paper, devicePixelRatio];
       if (painted.some((each, k) => each !== place.painted[k])) {
-        layOver(place.numbers, paint(fitted(place.base, width, layout.height), layout, style), layout.height);
         place.painted = painted;
+        if (place.shown !== timeline && timeline.count > LARGE) this.paintLarge(place, layout, style);
+        else {
+          layOver(place.numbers, atOnce(paint(fitted(place.base, width, layout.height), layout, style)), layout.height);
+          place.shown = timeline;
+        }
       }
+      if (place.shown !== timeline) return;
       const { lane = 0, i: box, gap } = (this.current?.panel === n && this.current) || {};
       const over = fitted(place.over, width, layout.height);
       over.clearRect(0, 0, width, layout.height);
@@ -365,18 +373,24 @@ export class Figure {
     });
     describeColors(this);
     placeTip(this);
+    if (this.panels.some(({ shown }, n) => shown !== this.timelines[n])) return;
     this.root.dataset.painted = `${1 + Number(this.root.dataset.painted ?? 0)}`;
   }
-}
 
-/**
- * Return the background color behind a node.
- * @param {HTMLElement | null} node
- */
-function behind(node) {
-  for (; node; node = node.parentElement) {
-    const color = getComputedStyle(node).backgroundColor;
-    if (color && color !== "transparent" && !color.endsWith(", 0)")) return color;
+  /**
+   * Paint a large timeline for the first time, in small tasks. Until it is complete, the picture before it stays.
+   * @param {Place} place
+   * @param {Layout} layout
+   * @param {Style} style
+   */
+  async paintLarge(place, layout, style) {
+    const [base, { painted }] = [element("canvas"), place];
+    const work = paint(fitted(base, layout.width, layout.height), layout, style);
+    const placed = await inTasks(work, () => place.painted === painted);
+    if (!placed) return;
+    place.base.replaceWith(base);
+    layOver(place.numbers, placed, layout.height);
+    Object.assign(place, { base, shown: layout.panel });
+    this.paint();
   }
-  return matchMedia("(prefers-color-scheme: dark)").matches ? "rgb(30, 30, 30)" : "rgb(255, 255, 255)";
 }

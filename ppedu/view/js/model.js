@@ -1,6 +1,8 @@
 // @ts-check
 // Timelines as Python sends them, and what can be looked up in them. It knows neither canvas nor page.
 
+import { unpack } from "./unpack.js";
+
 /**
  * @typedef {"F" | "B" | "I" | "W" | "R" | "U" | "O" | "L" | "S" | "T"} Op
  * @typedef {[number, number, number]} Color red, green and blue, each from 0 to 255
@@ -25,8 +27,7 @@
  *   ranks + rank of a copy to the host or back, which has a lane of its own below the rank's other boxes, `chunk`
  *   counts on the rank, `copy` is 1 for the second copy of the model, `part` is 1 or 2 for a half of an overlapped pair,
  *   otherwise 0, and `mark` is 1 where the action is marked
- * @typedef {Uint8Array | Uint16Array | Uint32Array | Float64Array} Numbers
- * @typedef {{ op: ArrayLike<Op> } & Record<Column, Numbers>} Boxes columns with an entry for each compute action, or for each
+ * @typedef {{ op: ArrayLike<Op> } & Record<Column, import("./unpack.js").Numbers>} Boxes columns with an entry for each compute action, or for each
  *   half of an overlapped pair
  *
  * @typedef {object} Panel one timeline, as Panel.state in Python's model.py returns it
@@ -101,21 +102,6 @@ export function ticks(left, right, wanted = 10) {
   const found = [];
   for (let k = Math.ceil(left / step - 1e-9); k * step <= right + step * 1e-9; k++) found.push(+(k * step).toPrecision(10));
   return found;
-}
-
-/**
- * Numbers that Python's `packed` wrote. Their size tells their type.
- * @param {string} text
- * @param {number} count
- * @returns {Numbers}
- */
-export function unpack(text, count) {
-  if (!text) return new Uint8Array(count);
-  const letters = atob(text);
-  const bytes = new Uint8Array(letters.length);
-  for (let k = 0; k < letters.length; k++) bytes[k] = letters.charCodeAt(k); // Uint8Array.from takes 20 times as long
-  const sizes = { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array, 8: Float64Array };
-  return new sizes[/** @type {1 | 2 | 4 | 8} */ (letters.length / count)](bytes.buffer);
 }
 
 /** One timeline and indices into it. A box is known by its position in the columns. */

@@ -4,6 +4,7 @@
 import { paintBlock, paintGhost } from "./block.js";
 import { MANY, paintBoxes, paintNames } from "./boxes.js";
 import { inkOn, numbersIn } from "./palette.js";
+import { atOnce } from "./tasks.js";
 
 /**
  * @typedef {import("./boxes.js").Style} Style
@@ -141,7 +142,7 @@ function ring(context, layout, i, line, inside = 0) {
 function paintJourney(context, layout, style, microbatch) {
   const { timeline } = layout;
   const journey = timeline.journey(microbatch);
-  paintBoxes(context, layout, style, journey);
+  atOnce(paintBoxes(context, layout, style, journey));
   context.strokeStyle = style.ink;
   context.lineWidth = 1.3;
   for (const i of journey)

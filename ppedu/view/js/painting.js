@@ -22,8 +22,9 @@ const EDGE = 0.55; // how dark the upper edge of a memory strip is
  * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
+ * @returns {Generator<void, Placed[]>} work for `atOnce` or `inTasks`
  */
-export function paint(context, layout, style) {
+export function* paint(context, layout, style) {
   const { width, height, rowHeight, left, right, top, bottom, view, lanes } = layout;
   const { ink, look } = style;
   const { data, outline } = layout.panel;
@@ -62,12 +63,13 @@ export function paint(context, layout, style) {
 
   layout.clip(context);
   if (look.plain) paintIdle(context, layout, style);
-  paintMemory(context, layout, style);
-  for (const part of parts) paintBoxes(context, part, style, part.timeline.visible(view));
+  yield* paintMemory(context, layout, style);
+  for (const part of parts) yield* paintBoxes(context, part, style, part.timeline.visible(view));
   if (outline && !lanes) {
     const outlined = layout.as("outline");
     context.lineWidth = 1.2;
     for (let i = 0; i < outline.count; i++) {
+      if (i % 1024 === 1023) yield;
       const [x, y, w, h] = outlined.box(i);
       context.strokeStyle = style.palette.of(outline.boxes.op[i], outline.boxes.stage[i], outline.boxes.microbatch[i], 0).fill;
       context.strokeRect(x + 0.6, y, Math.max(0.4, w - 1.2), h);
@@ -234,12 +236,14 @@ function stepsOf({ panel, view, scale, left }, rank, flat) {
  * @param {Context} context
  * @param {Layout} layout
  * @param {Style} style
+ * @returns {Generator<void, void>}
  */
-function paintMemory(context, layout, { look, most, ink }) {
+function* paintMemory(context, layout, { look, most, ink }) {
   if (layout.row.strip === layout.row.floor) return;
   const { ranks, makespan, cap, until } = layout.panel.data;
   const unit = ((layout.row.floor - layout.row.strip) * layout.rowHeight) / (most || 1);
   for (let rank = 0; rank < ranks; rank++) {
+    yield;
     const floor = layout.y(rank, layout.row.floor);
     context.fillStyle = look.memory;
     context.beginPath();

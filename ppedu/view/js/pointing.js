@@ -11,8 +11,9 @@ import { placeTip } from "./words.js";
  * @typedef {import("./model.js").View} View
  * @typedef {{ panel: number, lane: number, i?: number, gap?: Gap }} Focus the box or gap under the pointer or the keyboard;
  *   lane 1 is that of an outline
- * @typedef {{ holder: HTMLElement, numbers: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[] }}
- *   Place `numbers` holds buttons that lie over those in the picture
+ * @typedef {{ holder: HTMLElement, numbers: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[],
+ *   shown: import("./model.js").Timeline | null }} Place `numbers` holds buttons that lie over those in the picture, `painted`
+ *   what it depends on; `shown` is in `base`, which is the timeline before while a large one is painted
  */
 
 /**
@@ -100,7 +101,7 @@ export function createPlace(figure, n) {
   });
   const numbers = element("div", { class: "ppedu-over" });
   figure.stack.append(holder, numbers);
-  return { holder, numbers, base, over, painted: [] };
+  return { holder, numbers, base, over, painted: [], shown: null };
 }
 
 /**

@@ -7,6 +7,7 @@ import { legendLines, paintLegend } from "./legend.js";
 import { paintOver } from "./over.js";
 import { paint } from "./painting.js";
 import { FONT, SvgContext } from "./svg.js";
+import { atOnce } from "./tasks.js";
 
 /**
  * @typedef {import("./figure.js").Figure} Figure
@@ -65,7 +66,7 @@ function partsOf(figure, width) {
     const over = { microbatch, path, lane: 0, box: undefined, gap: undefined };
     /** @type {Part["paint"]} */
     const both = (context, time) => {
-      paint(context, layouts[0], style);
+      atOnce(paint(context, layouts[0], style));
       if (microbatch !== null || path || time !== null) paintOver(context, layouts, style, { ...over, time });
     };
     return { height: layouts[0].height, paint: both };
