@@ -7,6 +7,8 @@ const [tabs, form, shown, status, stop, report, copied] = ["[role=tablist]", "fo
 
 const MOVING = 800; // milliseconds between two changes of a slider that moves, at most
 
+const share = find("#share"); // moves between the footer and the picture's toolbar
+
 /** @type {any} */ let widget = null;
 const all = [...tabs.querySelectorAll("button")];
 const views = all.map((tab) => tab.dataset.view);
@@ -109,11 +111,20 @@ function display(answer, text) {
   asked = true;
   for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
   find("#undo").toggleAttribute("disabled", !before.length);
+  placeShare();
   find("#playground").classList.add("ready");
   const whole = `${location.href.split("#")[0].replace("?embed", "")}#${link}`;
   find("#whole").setAttribute("href", whole);
   if (widget) widget.figure.address = whole;
   next ??= answer.again ?? null; // unless a reader has gone on
+}
+
+/** Put the button that copies a link beside the one that saves a picture, if there is a picture. */
+function placeShare() {
+  const bar = shown.querySelector("[role=toolbar]");
+  if (bar) bar.append(share);
+  else find("#undo").after(share);
+  share.tabIndex = bar ? -1 : 0; // the arrow keys lead to it in a toolbar
 }
 
 /** Take a link for that of the open view. A slider that moves is one change. @param {string} now */
@@ -288,9 +299,9 @@ stop.addEventListener("click", () => {
   say("Stopped. Python starts again.");
   python.stop();
 });
-/** @param {string} id @param {() => string} text */
-function copies(id, text) {
-  find(id).addEventListener("click", async () => {
+/** @param {HTMLElement} button @param {() => string} text */
+function copies(button, text) {
+  button.addEventListener("click", async () => {
     await answered();
     try {
       await navigator.clipboard.writeText(text());
@@ -298,11 +309,14 @@ function copies(id, text) {
     } catch {
       copied.textContent = "The browser does not allow this page to copy.";
     }
+    if (button !== share) return;
+    share.textContent = copied.textContent === "Copied." ? "copied" : "not copied"; // the message may be out of sight
+    setTimeout(() => (share.textContent = "copy link"), 1500);
   });
 }
-copies("#share", address);
-copies("#python", () => code);
-copies("#frame", () => {
+copies(share, address);
+copies(find("#python"), () => code);
+copies(find("#frame"), () => {
   const source = `${location.origin}${location.pathname}?embed#${linked()}`;
   return `<iframe src="${source}" width="100%" height="640" title="A pipeline schedule" style="border: 0"></iframe>`;
 });

@@ -62,13 +62,14 @@ export function toolbar(figure) {
     saving.holder,
   );
   // Tab stops once at the buttons; the arrow keys move between them.
-  const buttons = [...bar.querySelectorAll("button")].filter((each) => !each.matches("[role]"));
-  const stopAt = (/** @type {HTMLButtonElement} */ one) => buttons.forEach((each) => (each.tabIndex = each === one ? 0 : -1));
+  const all = () => [...bar.querySelectorAll("button")].filter((each) => !each.matches("[role]")); // a page may add some
+  const stopAt = (/** @type {HTMLButtonElement} */ one) => all().forEach((each) => (each.tabIndex = each === one ? 0 : -1));
   stopAt(figure.playButton);
   bar.addEventListener("focusin", ({ target }) => {
-    if (target instanceof HTMLButtonElement && buttons.includes(target)) stopAt(target);
+    if (target instanceof HTMLButtonElement && all().includes(target)) stopAt(target);
   });
   bar.addEventListener("keydown", ({ key, target }) => {
+    const buttons = all();
     const here = target instanceof HTMLButtonElement ? buttons.indexOf(target) : -1;
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
     if (here >= 0 && by) buttons[(here + by + buttons.length) % buttons.length].focus();
