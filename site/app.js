@@ -31,6 +31,8 @@ let verdict = ""; // on it
 
 const python = new Python("playground", (slow) => {
   stop.hidden = !slow;
+  // What is shown is not the answer to a new question; a widget's own change says where it shows an older state.
+  find("#playground").classList.toggle("searching", slow && /^\{"(view|open)"/.test(running));
   if (slow) say("Python is working.");
 });
 
