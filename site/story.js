@@ -179,7 +179,7 @@ for (const event of ["pointerdown", "focusin"])
   document.querySelector("#story")?.addEventListener(event, ({ target }) => {
     if (/** @type {Element} */ (target).closest(".ppedu-why")) stop();
   });
-for (const door of all(".below"))
+for (const door of document.querySelectorAll(".below"))
   door.addEventListener("click", () => {
     const heading = /** @type {HTMLElement} */ (document.querySelector("#try"));
     heading.focus({ preventScroll: true });
