@@ -243,12 +243,15 @@ def test_doors_lead_to_lesson_1_and_to_the_playground(playground, address):
     question = page.locator("[name=question]")
     page.get_by_label("GB of a GPU").fill("40")
     page.get_by_label("GB of a GPU").press("Enter")
+    expect(page.locator("#playground.searching")).to_have_count(1)  # what is shown is dimmed
     expect(question).to_have_value(re.compile("^memory = 40e9  # bytes", re.MULTILINE))
     question.fill('machine = "h100"\n[plan]\nranks = 4\nmicrobatches = [8, 16]')
     expect(page.get_by_label("ranks")).to_have_value("4")
     expect(page.locator("form label.number:visible")).to_have_count(1)
     page.get_by_role("link", name="Play with schedules").click()
     expect(page.get_by_role("tab", name="explore")).to_have_attribute("aria-selected", "true", timeout=30_000)
+    page.get_by_role("banner").get_by_role("link", name="playground").click()
+    expect(page.get_by_role("heading", name="Playground")).to_be_in_viewport()
 
 
 def test_a_link_shows_the_playground_first(visit):
@@ -409,6 +412,20 @@ def test_a_copied_link_shows_the_same_picture_whatever_was_shown_before(playgrou
     follow(page, link)
     same = f"before => JSON.stringify(({DRAWN})()) === before"
     page.wait_for_function(same, arg=json.dumps(before, separators=(",", ":")), timeout=10_000)
+
+
+def test_the_button_that_copies_a_link_is_beside_the_one_that_saves(playground):
+    page = playground
+    follow(page, "")
+    share, save = (page.get_by_role("button", name=name) for name in ("copy link", "save a picture"))
+    for width in (360, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        expect(page.get_by_role("toolbar").get_by_role("button", name="copy link")).to_be_visible()
+        left, right = save.bounding_box(), share.bounding_box()
+        assert left["y"] == right["y"] and 0 < right["x"] - left["x"] - left["width"] < 10
+    save.focus()
+    page.keyboard.press("ArrowRight")
+    expect(share).to_be_focused()
 
 
 def test_a_link_made_in_python_opens_the_same_picture(playground, address):
