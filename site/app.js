@@ -47,7 +47,10 @@ async function ask(question) {
   }
   busy = true;
   running = JSON.stringify(question);
-  if ("set" in question) wanted = question.set;
+  if ("set" in question) {
+    wanted = question.set;
+    delete form.dataset.names; // its values are those of the view before
+  }
   try {
     receive(await python.ask(question), question.text);
   } catch (error) {
@@ -140,7 +143,6 @@ function remember(now) {
 /** Open a view by a link, with its inputs. @param {string} to @param {string | null} set in its picture */
 function open(to, set = parts(to).set) {
   keep();
-  delete form.dataset.names; // its values are those of the view before
   ask({ open: parts(to).to, set });
 }
 
