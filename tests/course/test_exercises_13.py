@@ -130,7 +130,7 @@ WRONG["13.2"] = {
     "what the lesson starts with": (
         lambda s, a: [1 / s] * s,
         "with 4 slices and attention=0.5, slice 0 takes 0.1562 of a sequence's time, and slice 3 takes 0.3438; each "
-        "should take 0.25. These are equally long. A later slice attends to more tokens, so it must be shorter.",
+        "should take 0.25. These have equal tokens. A later slice attends to more tokens, so it must be shorter.",
     ),
     "in reverse": (lambda s, a: halved(s, a)[::-1], "The lengths are right, but in reverse"),
     "nothing but attention": (lambda s, a: halved(s, 1), "That is right if all of the time is attention"),

@@ -40,7 +40,8 @@ print(json.dumps({
 """
 
 
-def test_a_rank_has_the_environment_that_torchrun_sets(rank_pool, tmp_path):
+def test_a_rank_has_the_environment_that_torchrun_sets(rank_pool, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     program = tmp_path / "program.py"
     program.write_text(PRINT_ENVIRONMENT)
     pieces, arguments = [], ["--a", "b c", " ".join(OURS | DIFFERENT | set(os.environ))]

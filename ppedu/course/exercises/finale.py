@@ -182,7 +182,7 @@ class Case:
         if self.hangs:
             return "\n".join([*lines, "It starts, and never finishes its first step.", *job.waiting()])
         lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
-        possible = f"On these machines, {pretty(job.goal, 's')} is possible."
+        possible = f"Without the fault, it would take {pretty(job.goal, 's')}."
         if job.overflows:
             lines.append(f"It ran out of memory, and was recorded on larger machines. {possible}")
         elif job.late:

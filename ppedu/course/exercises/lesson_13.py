@@ -96,7 +96,7 @@ def _ends(slices: int, attention: float) -> list[float]:
 WRONG_LENGTHS = formulas(
     "s, a",
     {
-        "[1 / s] * s": "These are equally long. A later slice attends to more tokens, so it must be shorter",
+        "[1 / s] * s": "These have equal tokens. A later slice attends to more tokens, so it must be shorter",
         "between(ends(s, a))[::-1]": "The lengths are right, but in reverse: the first slice attends to the fewest "
         "tokens, so it is the longest",
         "between(ends(s, 1))": "That is right if all of the time is attention; the rest, 1 - attention, goes by the "
@@ -173,7 +173,7 @@ EXERCISES = {
     ),
     "13.2": Exercise(
         tried_on(CUT, ["slices", "attention"], _cut_named, _not_equal_times, WRONG_LENGTHS, _lengths, _same),
-        "All slices take equally long. Multiply by the number of tokens and round, and that is `pp.equal_time_slices`.",
+        "All slices take the same time. Multiply by the number of tokens and round, and that is `pp.equal_time_slices`.",
         hints=(
             "Find the cuts first, then the lengths between them. Cut k of s ends k slices: up to there, the sequence "
             "takes k/s of its time.",
