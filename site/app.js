@@ -53,6 +53,7 @@ async function ask(question) {
   }
   try {
     receive(await python.ask(question), question.text);
+    await widget?.figure.painting; // before Python takes time again, and a more detailed answer replaces this one
   } catch (error) {
     say(/** @type {Error} */ (error).message, true);
   }

@@ -50,6 +50,8 @@ export class Figure {
   lanes = false; // whether outlines have lanes of their own
   address = ""; // of the page on the web that saved pictures name
   frame = 0;
+  /** @type {Promise<void> | null} ends when a large timeline is painted */
+  painting = null;
   /** @type {{ timer?: ReturnType<typeof setTimeout>, frame?: number } | null} */
   playing = null;
   /** @type {number | null} the moment of playing; null: everything is shown */
@@ -137,7 +139,7 @@ export class Figure {
     this.explain();
     // Now and not with the next frame, because a learner who moves a slider waits for it. The first picture has a task
     // of its own: building what is around it takes as long.
-    if (this.root.dataset.painted) this.paint();
+    if (this.root.dataset.painted || this.timelines.some(({ count }) => count > LARGE)) this.paint();
     else this.draw();
   }
 
@@ -358,7 +360,7 @@ export class Figure {
       const painted = [...shown, width, layout.height, ink, paper, devicePixelRatio];
       if (painted.some((each, k) => each !== place.painted[k])) {
         place.painted = painted;
-        if (place.shown !== timeline && timeline.count > LARGE) this.paintLarge(place, layout, style);
+        if (place.shown !== timeline && timeline.count > LARGE) this.painting = this.paintLarge(place, layout, style);
         else {
           layOver(place.numbers, atOnce(paint(fitted(place.base, width, layout.height), layout, style)), layout.height);
           place.shown = timeline;

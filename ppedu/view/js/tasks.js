@@ -1,7 +1,7 @@
 // @ts-check
 // Work that takes long: all at once, or in small tasks, between which the page answers clicks.
 
-const TASK = 10; // milliseconds
+const TASK = 16; // milliseconds
 
 /**
  * Do all of some work now, and return its result.
