@@ -7,8 +7,8 @@ BIN := .venv/bin
 LESSONS := $(wildcard notebooks/*.ipynb)
 PYTHONS := 3.10 3.11 3.12 3.13
 
-# tests/conftest.py sets these markers. Tests without them run on all cores. The others use several cores each and wait
-# much of the time, so three files of them run at a time.
+# tests/conftest.py sets these markers. Tests without them need one core each. The others use several cores and wait much
+# of the time, so three files run at a time.
 PROCESSES := ranks or kernel or browser or programs
 UNIT := not slow and not ($(PROCESSES))
 # Loading nbval takes each process two seconds; only `make test-lessons` needs it.
@@ -31,8 +31,9 @@ check: .venv/.test
 	@$(MAKE) --no-print-directory --jobs=$(words $(LINTERS) test-quick) --keep-going --output-sync=target \
 	  $(LINTERS) test-quick
 
-test: chromium test-unit .venv/.test
-	$(FILES) -m "not slow and ($(PROCESSES))" tests $(PYTEST)
+# One call for all tests, because those that compute fill the time in which those with processes wait.
+test: chromium .venv/.test test-widgets
+	OMP_NUM_THREADS=1 $(FILES) -m "not slow" tests $(PYTEST)
 	$(MAKE) --no-print-directory test-lessons
 
 # Also the slow tests, all examples of the properties, the other Pythons and the other releases of PyTorch.

@@ -173,7 +173,7 @@ EXERCISES = {
     ),
     "13.2": Exercise(
         tried_on(CUT, ["slices", "attention"], _cut_named, _not_equal_times, WRONG_LENGTHS, _lengths, _same),
-        "All slices take the same time. Multiply by the number of tokens and round, and that is `pp.equal_time_slices`.",
+        "All slices take the same time. Multiplied by the tokens and rounded, they are `pp.equal_time_slices`.",
         hints=(
             "Find the cuts first, then the lengths between them. Cut k of s ends k slices: up to there, the sequence "
             "takes k/s of its time.",
