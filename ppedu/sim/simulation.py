@@ -35,7 +35,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
         ScheduleError: The schedule is not legal, or its ranks would wait forever because links are occupied.
         SettingError: The costs do not match the number of stages or microbatches, or lack a link. Links are occupied,
             and the schedule is not lowered. A stage is on two ranks, which add up their gradients at the end of a step,
-            and there is no barrier.
+            and `barrier` is False.
     """
     require_schedule("simulate", schedule)
     schedule.validate()

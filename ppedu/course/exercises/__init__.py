@@ -159,7 +159,7 @@ def progress(lesson: int | None = None) -> None:
         lesson: The number of a lesson, to show the stars of its exercises only.
 
     Raises:
-        SettingError: There is no such lesson; or `progress.txt` in this folder, which records the stars, cannot be
+        SettingError: No lesson has this number, or `progress.txt` in this folder, which records the stars, cannot be
             read.
     """
     shown = [name for name in EXERCISES if lesson is None or name[:2] == str(lesson).zfill(2)]

@@ -22,8 +22,8 @@ class Watched:
 
 def watchable(value: Any) -> Any:
     """Return `value` with clones of those tensors of torch.inference_mode, whose changes cannot be detected."""
-    if not any(each.is_inference() for each in _tensors(value)):
-        return value
+    if not any(leaf.is_inference() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)):
+        return value  # rebuilding it would take several times as long
     return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_inference() else each, value)
 
 
@@ -35,15 +35,10 @@ def storages(value: Any) -> dict[int, int]:
 
 def _versions(value: Any) -> list[int]:
     """Return the versions of all tensors in `value`, which autograd counts up with every change in place."""
-    return [version(each) for each in _tensors(value) if not each.is_inference()]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in tuples, lists and dicts. torch's `tree_leaves` takes several times as long."""
     if isinstance(value, torch.Tensor):
-        return [value]
+        return [] if value.is_inference() else [version(value)]
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (tuple, list)):
         return []
-    return [tensor for each in value for tensor in _tensors(each)]
+    return [version for each in value for version in _versions(each)]
